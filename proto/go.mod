@@ -1,6 +1,6 @@
 module github.com/nova-stream/nova/proto
 
-go 1.26.0
+go 1.26.7
 
 require (
 	golang.org/x/net v0.60.0 // indirect

@@ -1,6 +1,6 @@
 module github.com/nova-stream/nova/services
 
-go 1.26
+go 1.26.7
 
 require (
 	github.com/nova-stream/nova/libs v0.0.0
