@@ -36,7 +36,7 @@ var (
 // Limits.
 const (
 	// MaxKeyBytes is the longest Path, in bytes.
-	MaxKeyBytes = 1024
+	MaxKeyBytes = 1536
 	// MaxValueBytes is the largest value, in bytes.
 	MaxValueBytes = 512 << 10
 	// MaxRangeLimit is the largest limit of Range.
