@@ -75,9 +75,11 @@ type Range struct {
 const MaxKeyBytes = 900
 
 // Store is an object store with conditional writes. Keys are slash-separated,
-// each segment [A-Za-z0-9._-]+ and not "." or "..". No key is a prefix-folder
+// each segment 1..255 bytes of [A-Za-z0-9._-] and not "." or "..". No key is a prefix-folder
 // of another ("a" and "a/b" do not both exist). Methods are safe for
 // concurrent use. Bodies passed in are not modified and not kept after return.
+// CheckKey, CheckList and Range.Resolve are the rules for arguments; a call
+// that breaks one gets ErrPermanent, as does every call after Close.
 type Store interface {
 	// PutIfAbsent stores body under key unless an object is there: ErrExists.
 	PutIfAbsent(ctx context.Context, key string, body []byte) (ETag, error)
