@@ -73,7 +73,7 @@ test: tools ## every test of every module, real servers included
 	$(call each-module,$(GO) test $(TESTFLAGS) ./...)
 
 .PHONY: race
-race: tools ## the tests but the long ones, under the race detector (needs gcc)
+race: tools ## the tests, long ones shortened, under the race detector (needs gcc)
 	$(call each-module,CGO_ENABLED=1 $(GO) test -race -short $(TESTFLAGS) ./...)
 
 .PHONY: mutants
