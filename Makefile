@@ -4,6 +4,8 @@
 SHELL   := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# go builds and tests in parallel by itself.
+.NOTPARALLEL:
 
 GO      ?= go
 MODULES := proto libs services
