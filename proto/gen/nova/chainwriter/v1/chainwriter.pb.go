@@ -988,8 +988,10 @@ type LookupEntriesRequest struct {
 	// 16 bytes each; 1..1000 streams.
 	StreamIds [][]byte `protobuf:"bytes,2,rep,name=stream_ids,json=streamIds,proto3" json:"stream_ids,omitempty"`
 	// Slots from..to of the chain; to must be absorbed.
-	From          uint64 `protobuf:"varint,3,opt,name=from,proto3" json:"from,omitempty"`
-	To            uint64 `protobuf:"varint,4,opt,name=to,proto3" json:"to,omitempty"`
+	From uint64 `protobuf:"varint,3,opt,name=from,proto3" json:"from,omitempty"`
+	To   uint64 `protobuf:"varint,4,opt,name=to,proto3" json:"to,omitempty"`
+	// The shard of all the streams: directories without it need not be read.
+	Shard         uint32 `protobuf:"varint,5,opt,name=shard,proto3" json:"shard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1048,6 +1050,13 @@ func (x *LookupEntriesRequest) GetFrom() uint64 {
 func (x *LookupEntriesRequest) GetTo() uint64 {
 	if x != nil {
 		return x.To
+	}
+	return 0
+}
+
+func (x *LookupEntriesRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
 	}
 	return 0
 }
@@ -1259,13 +1268,14 @@ const file_nova_chainwriter_v1_chainwriter_proto_rawDesc = "" +
 	"\x02to\x18\x02 \x01(\x04R\x02to\"3\n" +
 	"\x10AbsorbToResponse\x12\x1f\n" +
 	"\vabsorbed_to\x18\x01 \x01(\x04R\n" +
-	"absorbedTo\"t\n" +
+	"absorbedTo\"\x8a\x01\n" +
 	"\x14LookupEntriesRequest\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x1d\n" +
 	"\n" +
 	"stream_ids\x18\x02 \x03(\fR\tstreamIds\x12\x12\n" +
 	"\x04from\x18\x03 \x01(\x04R\x04from\x12\x0e\n" +
-	"\x02to\x18\x04 \x01(\x04R\x02to\"\x8e\x02\n" +
+	"\x02to\x18\x04 \x01(\x04R\x02to\x12\x14\n" +
+	"\x05shard\x18\x05 \x01(\rR\x05shard\"\x8e\x02\n" +
 	"\fLocatedEntry\x122\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1e.nova.chainwriter.v1.EntryKindR\x04kind\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x14\n" +
