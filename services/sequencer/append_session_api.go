@@ -1,0 +1,172 @@
+package sequencer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nova-stream/nova/libs/head"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// sessionPipeline is how many batches of a session are under way: a producer
+// may send again what is remembered of it, no more.
+const sessionPipeline = head.MaxBatches
+
+// sessionBatch is a batch on its way: its request, or why it never became one.
+type sessionBatch struct {
+	req     *request
+	err     error
+	started time.Time
+}
+
+// session is what the requests of one session share. It belongs to the pump of
+// their stream.
+type session struct {
+	failed bool
+}
+
+// AppendSession stores batches one after another, pipelined. The receiving
+// side queues batches in order; the answering side waits for them in order.
+func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) error {
+	if n := s.sessions.Add(1); n > int64(s.cfg.MaxSessions) {
+		s.sessions.Add(-1)
+		s.metrics.refused(srv.Context(), "sessions")
+		return reason.WithOutcome(reason.Over("sessions", fmt.Sprintf("%d append sessions are open, the limit", s.cfg.MaxSessions), time.Second), reason.NotCommitted)
+	}
+	defer s.sessions.Add(-1)
+	first, err := srv.Recv()
+	if err != nil {
+		return err
+	}
+	open := first.GetOpen()
+	if open == nil {
+		return reason.WithOutcome(reason.Field("open", "must be the first message of a session"), reason.NotCommitted)
+	}
+	st, err := s.openNamed(srv.Context(), open)
+	if err != nil {
+		return reason.WithOutcome(err, reason.NotCommitted)
+	}
+	if err := srv.Send(&novapb.AppendSessionResponse{Message: &novapb.AppendSessionResponse_Opened{
+		Opened: &novapb.AppendSessionOpened{StreamId: st.id.String(), Tail: uint64(st.committedTail())},
+	}}); err != nil {
+		return err
+	}
+	// The receiving side ends when this call returns, since that ends its Recv;
+	// it is never waited for here.
+	ctx := srv.Context()
+	batches := make(chan sessionBatch, sessionPipeline)
+	s.work.Go(func() {
+		defer close(batches)
+		s.takeBatches(ctx, srv, st, open, batches)
+	})
+	return s.answerBatches(ctx, srv, batches)
+}
+
+func (s *Service) takeBatches(ctx context.Context, srv novapb.AppendService_AppendSessionServer, st *openStream, open *novapb.AppendSessionOpen, batches chan<- sessionBatch) {
+	session, failed := &session{}, false
+	for {
+		msg, err := srv.Recv()
+		if err != nil {
+			return // half-closed, or gone: what was queued is answered
+		}
+		batch := msg.GetBatch()
+		var out sessionBatch
+		switch {
+		case batch == nil:
+			out.err = reason.WithOutcome(reason.Field("message", "must be a batch after open"), reason.NotCommitted)
+		case failed:
+			out.err = errSessionFailed()
+		default:
+			out = s.queueBatch(ctx, st, session, open, batch)
+		}
+		failed = failed || out.err != nil
+		select {
+		case batches <- out:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (s *Service) queueBatch(ctx context.Context, st *openStream, session *session, open *novapb.AppendSessionOpen, b *novapb.AppendSessionBatch) sessionBatch {
+	r := appendRequest(batchFields{
+		records: b.GetRecords(), match: b.MatchSeq, token: b.FencingToken, seal: b.GetSeal(),
+		producer: stream.Producer{ID: open.GetProducerId(), Epoch: open.GetProducerEpoch(), Batch: b.GetBatchSeq()},
+	})
+	r.session = session
+	if err := s.reserve(ctx, r); err != nil {
+		return sessionBatch{err: err}
+	}
+	out := sessionBatch{req: r, started: s.now()}
+	st.enqueue(r)
+	return out
+}
+
+// answerBatches answers in order. The first failure fails everything after it:
+// a batch that was queued behind it may still be stored, and is told UNKNOWN
+// unless its own answer says better.
+func (s *Service) answerBatches(ctx context.Context, srv novapb.AppendService_AppendSessionServer, batches <-chan sessionBatch) error {
+	var failure error
+	index := uint64(0)
+	for b := range batches {
+		res := result{err: b.err}
+		if b.req != nil {
+			limit := s.cfg.AppendTimeout
+			if failure != nil {
+				limit = time.Second
+			}
+			res = b.req.wait(ctx, limit)
+			s.metrics.appended(ctx, b.req, s.now().Sub(b.started), res.err)
+		}
+		if failure != nil && res.err == nil {
+			// Stored although an earlier batch failed; the client hears that it
+			// cannot rely on it.
+			res.err = reason.WithOutcome(errSessionFailed(), reason.Unknown)
+		}
+		answer := &novapb.AppendSessionResponse{BatchIndex: index}
+		index++
+		if res.err == nil {
+			answer.Message = &novapb.AppendSessionResponse_Ack{Ack: ackOf(res)}
+		} else {
+			answer.Message = &novapb.AppendSessionResponse_Failure{Failure: sessionFailure(res.err)}
+			if failure == nil {
+				failure = res.err
+			}
+		}
+		if err := srv.Send(answer); err != nil {
+			return err
+		}
+		if failure != nil && len(batches) == 0 {
+			// Everything received so far was answered; ending the call tells the
+			// client, and ends the receiving side.
+			return failure
+		}
+	}
+	return failure
+}
+
+func errSessionFailed() error {
+	return reason.WithOutcome(status.Error(codes.Aborted, "an earlier batch of the session failed"), reason.NotCommitted)
+}
+
+func sessionFailure(err error) *novapb.AppendSessionFailure {
+	outcome := novapb.Outcome_OUTCOME_UNKNOWN
+	if reason.OutcomeOf(err) == reason.NotCommitted {
+		outcome = novapb.Outcome_OUTCOME_NOT_COMMITTED
+	}
+	return &novapb.AppendSessionFailure{
+		Code: int32(reason.Code(err)), Reason: string(reason.Of(err)), Message: status.Convert(err).Message(), Outcome: outcome,
+	}
+}
+
+func (st *openStream) committedTail() stream.Seq {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.tail
+}

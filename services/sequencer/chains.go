@@ -1,0 +1,229 @@
+package sequencer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"golang.org/x/sync/singleflight"
+	"google.golang.org/grpc/codes"
+
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+)
+
+// chains asks chain-writers to cut, absorb and look up chains. Many shards
+// recover from the same chain at once: what was decided for ever is remembered,
+// and equal questions are asked once.
+type chains struct {
+	svc   *Service
+	calls singleflight.Group
+
+	mu       sync.Mutex
+	sealed   map[string]stream.Slot    // cut of sealed chains
+	absorbed map[string]stream.Slot    // known absorbed_to
+	records  map[string]*indexpb.Chain // newest seen
+	failures map[string]int            // of the chain's writer, in a row
+}
+
+func newChains(s *Service) *chains {
+	return &chains{
+		svc: s, sealed: map[string]stream.Slot{}, absorbed: map[string]stream.Slot{},
+		records: map[string]*indexpb.Chain{}, failures: map[string]int{},
+	}
+}
+
+// writerFailures is how often the registered writer of a chain may fail to
+// answer before the chain is sealed over its head.
+const writerFailures = 3
+
+// cut decides where the shard's part of a chain ends: by a fence if its writer
+// lives, else by sealing the chain through any writer.
+func (c *chains) cut(ctx context.Context, via chainwriterpb.ChainWriterServiceClient, chain string, n stream.Shard, epoch uint64) (stream.Slot, error) {
+	if cut, ok := c.sealedCut(chain); ok {
+		return cut, nil
+	}
+	record, err := c.record(ctx, chain, 0)
+	if err != nil {
+		return 0, err
+	}
+	if record.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN {
+		return c.remember(chain, stream.Slot(record.GetCut())), nil
+	}
+	writer, err := c.liveWriter(ctx, record)
+	if err != nil {
+		return 0, err
+	}
+	if writer != nil {
+		res, err := writer.Fence(ctx, &chainwriterpb.FenceRequest{ChainId: chain, Shard: uint32(n), Epoch: epoch})
+		switch {
+		case err == nil:
+			c.answered(chain)
+			return stream.Slot(res.GetCut()), nil
+		case reason.Is(err, reason.EpochFenced):
+			return 0, fmt.Errorf("%w: %w", errLost, err)
+		case reason.Is(err, reason.ChainSealed):
+			// Its cut is recorded; the seal below reads it.
+		case c.failed(chain) < writerFailures:
+			return 0, err
+		}
+	}
+	v, err, _ := c.calls.Do("seal/"+chain, func() (any, error) {
+		res, err := via.Seal(ctx, &chainwriterpb.SealRequest{ChainId: chain})
+		if err != nil {
+			return stream.Slot(0), err
+		}
+		return c.remember(chain, stream.Slot(res.GetCut())), nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	return v.(stream.Slot), nil
+}
+
+// liveWriter returns the writer of an open chain if it is registered and still
+// the life that owns the chain; else nil.
+func (c *chains) liveWriter(ctx context.Context, record *indexpb.Chain) (chainwriterpb.ChainWriterServiceClient, error) {
+	nodes, err := c.svc.chainWriters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range nodes {
+		if n.Address != record.GetWriterAddress() {
+			continue
+		}
+		w, err := c.svc.writerOf(n.Address)
+		if err != nil {
+			return nil, err
+		}
+		opened, err := w.OpenChain(ctx, &chainwriterpb.OpenChainRequest{Profile: uint32(stream.ProfileStandard)})
+		if err != nil {
+			if c.failed(record.GetChainId()) < writerFailures {
+				return nil, fmt.Errorf("writer of chain %s: %w", record.GetChainId(), err)
+			}
+			return nil, nil //nolint:nilnil // no live writer is an answer
+		}
+		if opened.GetWriterLife() == record.GetWriterLife() {
+			return w, nil
+		}
+	}
+	return nil, nil //nolint:nilnil // no live writer is an answer
+}
+
+// absorb sees that a chain is absorbed up to a slot.
+func (c *chains) absorb(ctx context.Context, w chainwriterpb.ChainWriterServiceClient, chain string, to stream.Slot) error {
+	c.mu.Lock()
+	done := c.absorbed[chain] >= to
+	c.mu.Unlock()
+	if done {
+		return nil
+	}
+	_, err, _ := c.calls.Do(fmt.Sprintf("absorb/%s/%d", chain, to), func() (any, error) {
+		res, err := w.AbsorbTo(ctx, &chainwriterpb.AbsorbToRequest{ChainId: chain, To: uint64(to)})
+		if err != nil {
+			return nil, err
+		}
+		if stream.Slot(res.GetAbsorbedTo()) < to {
+			return nil, reason.New(codes.Unavailable, "", fmt.Sprintf("chain %s is absorbed to %d, not to %d", chain, res.GetAbsorbedTo(), to))
+		}
+		c.mu.Lock()
+		c.absorbed[chain] = max(c.absorbed[chain], stream.Slot(res.GetAbsorbedTo()))
+		c.mu.Unlock()
+		return nil, nil
+	})
+	return err
+}
+
+// holds reports whether the chain has entries of the shard below its cut.
+func (c *chains) holds(ctx context.Context, chain string, n stream.Shard, cut stream.Slot) (bool, error) {
+	record, err := c.record(ctx, chain, cut)
+	if err != nil {
+		return false, err
+	}
+	for _, p := range record.GetProgress() {
+		if p.GetShard() == uint32(n) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// record returns the chain's record, absorbed at least to a slot. Reads may be
+// stale, so an older one is an error that passes.
+func (c *chains) record(ctx context.Context, chain string, absorbed stream.Slot) (*indexpb.Chain, error) {
+	c.mu.Lock()
+	r := c.records[chain]
+	c.mu.Unlock()
+	// An open chain's record is read anew: it may have been sealed.
+	if r != nil && stream.Slot(r.GetAbsorbedTo()) >= absorbed && (absorbed > 0 || r.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN) {
+		return r, nil
+	}
+	v, err, _ := c.calls.Do("record/"+chain, func() (any, error) {
+		r, _, err := c.svc.index.GetChain(ctx, chain)
+		return r, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	r = v.(*indexpb.Chain)
+	if stream.Slot(r.GetAbsorbedTo()) < absorbed {
+		return nil, reason.New(codes.Unavailable, "", fmt.Sprintf("chain %s: the record read is older than absorbed_to %d", chain, absorbed))
+	}
+	c.mu.Lock()
+	c.records[chain] = r
+	c.mu.Unlock()
+	return r, nil
+}
+
+// lookup returns the located entries of streams in the absorbed part of a chain.
+func (c *chains) lookup(ctx context.Context, w chainwriterpb.ChainWriterServiceClient, chain string, n stream.Shard, ids [][]byte, from, to stream.Slot) ([]*chainwriterpb.LocatedEntry, error) {
+	str, err := w.LookupEntries(ctx, &chainwriterpb.LookupEntriesRequest{
+		ChainId: chain, StreamIds: ids, From: uint64(from), To: uint64(to), Shard: uint32(n),
+	})
+	if err != nil {
+		return nil, err
+	}
+	var out []*chainwriterpb.LocatedEntry
+	for {
+		page, err := str.Recv()
+		if errors.Is(err, io.EOF) {
+			return out, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, page.GetEntries()...)
+	}
+}
+
+func (c *chains) sealedCut(chain string) (stream.Slot, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cut, ok := c.sealed[chain]
+	return cut, ok
+}
+
+func (c *chains) remember(chain string, cut stream.Slot) stream.Slot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sealed[chain] = cut
+	delete(c.failures, chain)
+	return cut
+}
+
+func (c *chains) failed(chain string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failures[chain]++
+	return c.failures[chain]
+}
+
+func (c *chains) answered(chain string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.failures, chain)
+}

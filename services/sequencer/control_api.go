@@ -1,0 +1,63 @@
+package sequencer
+
+import (
+	"context"
+
+	"github.com/nova-stream/nova/libs/bundle"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// Stream control is written among the appends, so its order is the chain's.
+
+// Trim makes records below a number invisible.
+func (s *Service) Trim(ctx context.Context, req *novapb.TrimRequest) (*novapb.TrimResponse, error) {
+	r := newRequest(bundle.KindTrim)
+	r.trim, r.token = stream.Seq(req.GetSeq()), req.FencingToken
+	res, err := s.control(ctx, req, r)
+	if err != nil {
+		return nil, err
+	}
+	return &novapb.TrimResponse{FirstSeq: uint64(res.trim), Tail: uint64(res.tail)}, nil
+}
+
+// SealStream closes a stream for appends.
+func (s *Service) SealStream(ctx context.Context, req *novapb.SealStreamRequest) (*novapb.SealStreamResponse, error) {
+	r := newRequest(bundle.KindSeal)
+	r.match, r.token = req.MatchSeq, req.FencingToken
+	res, err := s.control(ctx, req, r)
+	if err != nil {
+		return nil, err
+	}
+	return &novapb.SealStreamResponse{Tail: uint64(res.tail)}, nil
+}
+
+// SetFencingToken sets or clears the stream's token.
+func (s *Service) SetFencingToken(ctx context.Context, req *novapb.SetFencingTokenRequest) (*novapb.SetFencingTokenResponse, error) {
+	r := newRequest(bundle.KindToken)
+	r.setToken, r.token = req.GetToken(), req.FencingToken
+	res, err := s.control(ctx, req, r)
+	if err != nil {
+		return nil, err
+	}
+	return &novapb.SetFencingTokenResponse{Tail: uint64(res.tail)}, nil
+}
+
+func (s *Service) control(ctx context.Context, t target, r *request) (result, error) {
+	st, err := s.openNamed(ctx, t)
+	if err != nil {
+		return result{}, reason.WithOutcome(err, reason.NotCommitted)
+	}
+	return s.write(ctx, st, r)
+}
+
+// write queues a control request and waits for its commit.
+func (s *Service) write(ctx context.Context, st *openStream, r *request) (result, error) {
+	if err := s.reserve(ctx, r); err != nil {
+		return result{}, err
+	}
+	st.enqueue(r)
+	res := r.wait(ctx, s.cfg.AppendTimeout)
+	return res, res.err
+}

@@ -1,0 +1,70 @@
+package sequencer
+
+import (
+	"context"
+	"time"
+
+	"github.com/nova-stream/nova/libs/bundle"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
+)
+
+// deletePatience is when a delete that was begun is looked after by the
+// reaper, should this call die half-way.
+const deletePatience = time.Minute
+
+// DeleteStream deletes a stream. In order:
+//
+//  1. arm a due marker. A crash after it: the reaper calls this again.
+//  2. write the DELETE entry and wait for its commit: from then on the stream
+//     is gone for everyone. A crash after it: likewise.
+//  3. free the name if it still means this stream; then the marker.
+//
+// A name is never free while its stream may still accept records.
+func (s *Service) DeleteStream(ctx context.Context, req *sequencerpb.DeleteStreamRequest) (*sequencerpb.DeleteStreamResponse, error) {
+	id, err := stream.ParseID(req.GetStream().GetStreamId())
+	if err != nil {
+		return nil, reason.Field("stream.stream_id", err.Error())
+	}
+	due, err := s.index.ArmDue(ctx, &indexpb.Due{
+		Queue: "delete", At: s.now().Add(deletePatience).UnixMilli(),
+		Bucket: req.GetBucket(), Name: req.GetName(), StreamId: id.String(), Number: uint64(req.GetStream().GetShard()),
+	})
+	if err != nil {
+		return nil, err
+	}
+	st, err := s.openByID(ctx, id, stream.Shard(req.GetStream().GetShard()))
+	if err == nil {
+		_, err = s.write(ctx, st, newRequest(bundle.KindDelete))
+	}
+	if err != nil && !reason.Is(err, reason.StreamNotFound) {
+		return nil, err
+	}
+	if err := s.index.FreeName(ctx, req.GetBucket(), req.GetName(), id); err != nil {
+		return nil, err
+	}
+	s.names.Invalidate(req.GetBucket(), req.GetName(), id)
+	return &sequencerpb.DeleteStreamResponse{}, s.index.DropDue(ctx, due)
+}
+
+// RefreshStream reads the stream's settings again.
+func (s *Service) RefreshStream(ctx context.Context, req *sequencerpb.RefreshStreamRequest) (*sequencerpb.RefreshStreamResponse, error) {
+	id, err := stream.ParseID(req.GetStream().GetStreamId())
+	if err != nil {
+		return nil, reason.Field("stream.stream_id", err.Error())
+	}
+	st, err := s.openByID(ctx, id, stream.Shard(req.GetStream().GetShard()))
+	if err != nil {
+		return nil, err
+	}
+	descriptor, err := s.index.GetDescriptor(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	st.mu.Lock()
+	st.descriptor = descriptor
+	st.mu.Unlock()
+	return &sequencerpb.RefreshStreamResponse{}, nil
+}

@@ -1,0 +1,45 @@
+package sequencer
+
+// evictIdle lets streams go that nobody used for a while; sooner when their
+// coordinates take more than half of their budget. A stream that goes is read
+// back from head and directories, so the chain is absorbed that far first
+// (open.go): evicted remembers how far that is.
+func (s *Service) evictIdle() {
+	idle := s.cfg.IdleStream
+	if s.coordinates.Load() > s.cfg.CoordinateBytes/2 {
+		idle /= 60
+	}
+	before := s.now().Add(-idle)
+	for _, sh := range s.shards {
+		sh.mu.Lock()
+		streams := make([]*openStream, 0, len(sh.streams))
+		for _, st := range sh.streams {
+			streams = append(streams, st)
+		}
+		sh.mu.Unlock()
+		for _, st := range streams {
+			st.mu.Lock()
+			if st.gone == nil && st.changed == nil && len(st.queue) == 0 && len(st.inflight) == 0 && !st.pumping && st.used.Before(before) {
+				sh.evictLocked(st)
+			}
+			st.mu.Unlock()
+		}
+	}
+}
+
+// evictLocked removes a stream that is at rest; st.mu is held.
+func (sh *shard) evictLocked(st *openStream) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.streams[st.id] != st || !sh.serving.Load() {
+		return
+	}
+	// Everything of the stream in the present chain lies at or below the chain's
+	// newest committed slot of this shard.
+	sh.evicted = max(sh.evicted, sh.committedTo)
+	delete(sh.streams, st.id)
+	st.gone = errNoLeader(sh.number)
+	s := sh.svc
+	s.coordinates.Add(int64(-len(st.pieces) * pieceBytes))
+	st.pieces = nil
+}

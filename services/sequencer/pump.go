@@ -1,0 +1,346 @@
+package sequencer
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/nova-stream/nova/libs/bundle"
+	"github.com/nova-stream/nova/libs/chunk"
+	"github.com/nova-stream/nova/libs/head"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// chunkTarget ends a chunk, in bytes of records: a read fetches whole chunks.
+const chunkTarget = 1 << 20
+
+// pump numbers what is queued until the queue is empty. One pump at a time
+// works on a stream, so that numbers are given in one order; it owns
+// st.assigned. While it encodes, new requests gather and share the next chunk.
+func (st *openStream) pump() {
+	for {
+		st.mu.Lock()
+		if st.gone != nil || len(st.queue) == 0 || !st.shard.serving.Load() {
+			st.pumping = false
+			st.mu.Unlock()
+			return
+		}
+		batch := st.queue
+		st.queue = nil
+		mode, uncapped := timestamping(st.descriptor.GetConfig())
+		st.mu.Unlock()
+
+		n := numbering{st: st, mode: mode, uncapped: uncapped, arrival: millis(st.shard.svc.now())}
+		for _, r := range batch {
+			if !r.take() {
+				// Its caller has left and was told NOT_COMMITTED.
+				if r.session != nil {
+					r.session.failed = true
+				}
+				r.answer(result{})
+				continue
+			}
+			n.number(r)
+		}
+		n.flush()
+	}
+}
+
+func timestamping(c *novapb.StreamConfig) (novapb.TimestampingMode, bool) {
+	return c.GetTimestamping(), c.GetUncappedTimestamps()
+}
+
+func millis(t time.Time) stream.Millis { return stream.Millis(t.UnixMilli()) }
+
+// numbering is one pass of the pump: it gathers batches into a chunk.
+type numbering struct {
+	st       *openStream
+	mode     novapb.TimestampingMode
+	uncapped bool
+	arrival  stream.Millis
+
+	// The chunk being gathered.
+	batches []chunk.Batch
+	records [][]stream.Record
+	waits   []waiter
+	size    int64
+	next    stream.Seq    // after the gathered records; valid while batches is not empty
+	lastTS  stream.Millis // likewise
+}
+
+// number admits one request against everything numbered before it.
+func (n *numbering) number(r *request) {
+	a := &n.st.assigned
+	// What the request is checked against includes the gathered chunk; producer
+	// sessions and control entries look at more than its numbers.
+	if len(n.batches) > 0 && (r.kind != bundle.KindChunk || r.producer.ID != "" || n.batches[len(n.batches)-1].Seal) {
+		n.flush()
+	}
+	if r.session != nil && r.session.failed {
+		// A session is a sequence: what comes after a failure must not be stored.
+		n.refuse(r, errSessionFailed())
+		return
+	}
+	if a.Deleted {
+		n.refuse(r, errDeleted())
+		return
+	}
+	if r.kind == bundle.KindDelete {
+		a.Deleted = true
+		n.control(r, nil)
+		return
+	}
+	if r.producer.ID != "" {
+		verdict, dup, expected := a.Producers.Check(r.producer, n.arrival)
+		if verdict == head.Duplicate {
+			n.join(r, dup)
+			return
+		}
+		if err := producerRefusal(verdict, r.producer, expected); err != nil {
+			n.refuse(r, err)
+			return
+		}
+	}
+	if err := n.check(r); err != nil {
+		n.refuse(r, err)
+		return
+	}
+	switch r.kind {
+	case bundle.KindTrim:
+		if r.trim <= a.Trim {
+			n.settle(r) // already so, once what was numbered is committed
+			return
+		}
+		a.Trim = r.trim
+		n.control(r, head.TrimArgument(r.trim))
+	case bundle.KindToken:
+		a.Token = r.setToken
+		n.control(r, []byte(r.setToken))
+	case bundle.KindSeal:
+		if a.Sealed {
+			n.settle(r)
+			return
+		}
+		a.Sealed = true
+		n.control(r, nil)
+	default:
+		n.gather(r)
+	}
+}
+
+// check tests the preconditions of everything but deletes and duplicates.
+func (n *numbering) check(r *request) error {
+	a := &n.st.assigned
+	tail := n.tail()
+	if r.token != nil && *r.token != a.Token {
+		return reason.New(codes.Aborted, reason.Fenced, "fencing_token is not the stream's token")
+	}
+	if r.match != nil && *r.match != uint64(tail) && !(r.kind == bundle.KindSeal && a.Sealed) {
+		return reason.New(codes.FailedPrecondition, reason.SeqMismatch,
+			fmt.Sprintf("match_seq is %d, the next number is %d", *r.match, tail), reason.KeyTail, reason.Text(tail))
+	}
+	switch r.kind {
+	case bundle.KindChunk:
+		if a.Sealed {
+			return errSealed(tail)
+		}
+		if n.mode == novapb.TimestampingMode_TIMESTAMPING_MODE_CLIENT_REQUIRE {
+			for i := range r.records {
+				if r.records[i].Timestamp == noTimestamp {
+					return reason.Field(fmt.Sprintf("records[%d].timestamp", i), "is required by the stream's timestamping")
+				}
+			}
+		}
+	case bundle.KindTrim:
+		if r.trim > tail {
+			return reason.New(codes.OutOfRange, reason.BeyondTail,
+				fmt.Sprintf("seq %d is beyond the tail %d", r.trim, tail), reason.KeyTail, reason.Text(tail))
+		}
+	default:
+	}
+	return nil
+}
+
+func (n *numbering) tail() stream.Seq {
+	if len(n.batches) > 0 {
+		return n.next
+	}
+	return n.st.assigned.Tail
+}
+
+// gather numbers an append's records and puts them into the chunk.
+func (n *numbering) gather(r *request) {
+	a := &n.st.assigned
+	if n.size > 0 && n.size+r.size > chunkTarget {
+		n.flush()
+	}
+	if len(n.batches) == 0 {
+		n.next, n.lastTS = a.Tail, a.LastTimestamp
+	}
+	for i := range r.records {
+		rec := &r.records[i]
+		rec.Seq = n.next
+		rec.Timestamp = n.timestamp(rec.Timestamp)
+		n.lastTS = rec.Timestamp
+		n.next++
+	}
+	n.waits = append(n.waits, waiter{req: r, batch: len(n.batches)})
+	n.batches = append(n.batches, chunk.Batch{Producer: r.producer, Seal: r.seal})
+	n.records = append(n.records, r.records)
+	n.size += r.size
+}
+
+// timestamp applies the stream's timestamping; never decreasing beats "not
+// later than arrival" (I9).
+func (n *numbering) timestamp(client stream.Millis) stream.Millis {
+	ts := client
+	if ts == noTimestamp || n.mode == novapb.TimestampingMode_TIMESTAMPING_MODE_ARRIVAL {
+		ts = n.arrival
+	}
+	if ts > n.arrival && !n.uncapped {
+		ts = n.arrival
+	}
+	return max(ts, n.lastTS)
+}
+
+// flush encodes the gathered chunk and hands it on.
+func (n *numbering) flush() {
+	if len(n.batches) == 0 {
+		return
+	}
+	st, a := n.st, &n.st.assigned
+	in := chunk.Input{StreamID: st.id, BaseSeq: a.Tail, HashBefore: a.Hash}
+	for i := range n.batches {
+		in.Batches = append(in.Batches, chunk.InputBatch{Records: n.records[i], Producer: n.batches[i].Producer, Seal: n.batches[i].Seal})
+	}
+	waits := n.waits
+	n.batches, n.records, n.waits, n.size = nil, nil, nil, 0
+	body, header, err := chunk.Encode(nil, in)
+	if err != nil {
+		// Only a batch beyond the limits of the edge comes here; nothing was numbered.
+		for _, w := range waits {
+			w.req.answer(result{err: reason.WithOutcome(reason.New(codes.Internal, "", "encode: "+err.Error()), reason.NotCommitted)})
+		}
+		return
+	}
+	a.AppendChunk(&header)
+	n.hand(&entry{st: st, kind: bundle.KindChunk, body: body, header: &header, waits: waits})
+}
+
+// control hands on a control entry.
+func (n *numbering) control(r *request, argument []byte) {
+	n.hand(&entry{st: n.st, kind: r.kind, ts: n.arrival, body: argument, waits: []waiter{{req: r}}})
+}
+
+// hand puts the entry in line for its commit and gives it to the shard.
+func (n *numbering) hand(e *entry) {
+	st := n.st
+	st.mu.Lock()
+	if st.gone != nil {
+		gone := st.gone
+		st.mu.Unlock()
+		for _, w := range e.waits {
+			w.req.answer(result{err: reason.WithOutcome(gone, reason.NotCommitted)})
+		}
+		return
+	}
+	st.inflight = append(st.inflight, e)
+	st.mu.Unlock()
+	st.shard.submit(e)
+}
+
+// refuse answers with err once the state that led to it is committed.
+func (n *numbering) refuse(r *request, err error) {
+	if r.session != nil {
+		r.session.failed = true
+	}
+	n.settleWith(waiter{req: r, refusal: err})
+}
+
+// settle answers with success once the state that led to it is committed.
+func (n *numbering) settle(r *request) {
+	n.settleWith(waiter{req: r, settled: true})
+}
+
+func (n *numbering) settleWith(w waiter) {
+	if len(n.batches) > 0 {
+		if w.refusal != nil {
+			n.waits = append(n.waits, w)
+			return
+		}
+		n.flush()
+	}
+	st := n.st
+	strong := st.shard.svc.lease.valid()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if k := len(st.inflight); k > 0 {
+		last := st.inflight[k-1]
+		last.waits = append(last.waits, w)
+		return
+	}
+	if st.gone != nil {
+		w.req.answer(result{err: reason.WithOutcome(st.gone, reason.NotCommitted)})
+		return
+	}
+	if w.refusal != nil {
+		w.req.answer(result{err: st.refusal(w.refusal, strong)})
+		return
+	}
+	if !strong {
+		w.req.answer(result{err: reason.WithOutcome(errNoLease(), reason.NotCommitted)})
+		return
+	}
+	w.req.answer(result{tail: st.tail, trim: st.trim})
+}
+
+// join answers a repeated batch with its first acknowledgement, at once if it
+// is committed, else together with it.
+func (n *numbering) join(r *request, dup head.Batch) {
+	st := n.st
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if dup.Next <= st.tail {
+		r.answer(result{ack: st.ackLocked(&dup, true)})
+		return
+	}
+	for _, e := range st.inflight {
+		if e.kind == bundle.KindChunk && e.header.BaseSeq <= dup.First && dup.Next <= e.header.BaseSeq+stream.Seq(e.header.Count) {
+			e.waits = append(e.waits, waiter{req: r, dup: &dup})
+			return
+		}
+	}
+	// The stream left this leader between numbering and here.
+	gone := st.gone
+	if gone == nil {
+		gone = errNoLease()
+	}
+	r.answer(result{err: reason.WithOutcome(gone, reason.Unknown)})
+}
+
+func producerRefusal(v head.Verdict, p stream.Producer, expected uint64) error {
+	switch v {
+	case head.Fenced:
+		return reason.New(codes.FailedPrecondition, reason.ProducerFenced,
+			fmt.Sprintf("producer_epoch %d was fenced by epoch %d", p.Epoch, expected), reason.KeyExpectedEpoch, reason.Text(expected))
+	case head.Gap:
+		return reason.New(codes.FailedPrecondition, reason.ProducerGap,
+			fmt.Sprintf("batch_seq %d does not follow, %d is expected", p.Batch, expected), reason.KeyExpectedBatchSeq, reason.Text(expected))
+	case head.Full:
+		return reason.Over("producers", fmt.Sprintf("the stream remembers %d producers, the limit", head.MaxProducers), time.Hour)
+	case head.Accept, head.Duplicate:
+	}
+	return nil
+}
+
+func errSealed(tail stream.Seq) error {
+	return reason.New(codes.FailedPrecondition, reason.StreamSealed,
+		fmt.Sprintf("the stream is sealed at %d", tail), reason.KeyTail, reason.Text(tail))
+}
+
+func errDeleted() error {
+	return reason.New(codes.NotFound, reason.StreamNotFound, "the stream is deleted")
+}

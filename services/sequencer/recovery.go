@@ -1,0 +1,337 @@
+package sequencer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nova-stream/nova/libs/catalog"
+	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+)
+
+// step names the states of the one recovery path, in order. Every takeover
+// goes through all of them: of a vacant shard, of a dead life's, and of the own
+// one when its chain or the way to it is lost. A crash in any of them leaves a
+// shard record that the next takeover starts from.
+type step string
+
+const (
+	// stepClaim: CAS the shard record to epoch+1, holder = this life,
+	// RECOVERING, all bindings kept. A crash after it: the next claims epoch+2.
+	stepClaim step = "claim"
+	// stepCut: decide where the shard's part of every bound chain ends: a fence
+	// through a live writer, else the seal of the chain. Repeating it gives the
+	// same cuts.
+	stepCut step = "cut"
+	// stepAbsorb: absorb every chain up to its cut. Idempotent.
+	stepAbsorb step = "absorb"
+	// stepSettle: find which pending entries lie below the cut: they are
+	// committed. Nothing is written.
+	stepSettle step = "settle"
+	// stepServe: CAS to SERVING with the new binding. Only after it is
+	// confirmed is anything sent to the new chain, and acknowledged.
+	stepServe step = "serve"
+)
+
+// errLost means that another life has the shard.
+var errLost = errors.New("another life leads the shard")
+
+// recovery is one run of the path for one shard.
+type recovery struct {
+	svc   *Service
+	shard *shard
+	step  step
+	next  *link // to the chain to bind
+
+	record   *indexpb.Shard
+	version  int64
+	oldEpoch stream.Epoch
+	// found holds the coordinates of pending entries that are committed.
+	found map[*entry]piece
+}
+
+// recover takes the shard over and serves, trying again until ctx ends or
+// another life has it.
+func (s *Service) recover(ctx context.Context, sh *shard) {
+	started := s.now()
+	r := &recovery{svc: s, shard: sh, step: stepClaim}
+	for {
+		err := r.run(ctx)
+		switch {
+		case err == nil:
+			s.metrics.recovered(ctx, s.now().Sub(started))
+			s.log.DebugContext(ctx, "leads shard", "shard", sh.number, "epoch", r.record.GetEpoch(), "chain", r.next.chain.String())
+			s.hint(ctx, r.record)
+			return
+		case errors.Is(err, errLost), s.lease.isLost():
+			sh.drop(r.record)
+			return
+		case ctx.Err() != nil:
+			sh.drop(nil)
+			return
+		}
+		s.log.WarnContext(ctx, "recovery waits", "shard", sh.number, "step", string(r.step), "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(retryDelay()):
+		}
+	}
+}
+
+// run goes on from the step it is at.
+func (r *recovery) run(ctx context.Context) error {
+	if r.step == stepClaim {
+		// A candidate that reaches no writer must not touch the shard: it could
+		// neither fence nor serve.
+		l, err := r.svc.links.get(ctx)
+		if err != nil {
+			return err
+		}
+		r.next = l
+		if err := r.claim(ctx); err != nil {
+			return err
+		}
+		r.step = stepCut
+	}
+	if r.next.isBroken() {
+		l, err := r.svc.links.get(ctx)
+		if err != nil {
+			return err
+		}
+		r.next = l
+	}
+	if r.step == stepCut {
+		if err := r.cut(ctx); err != nil {
+			return err
+		}
+		r.step = stepAbsorb
+	}
+	if r.step == stepAbsorb {
+		if err := r.absorb(ctx); err != nil {
+			return err
+		}
+		r.step = stepSettle
+	}
+	if r.step == stepSettle {
+		if err := r.settle(ctx); err != nil {
+			return err
+		}
+		r.step = stepServe
+	}
+	return r.serve(ctx)
+}
+
+// claim: see stepClaim.
+func (r *recovery) claim(ctx context.Context) error {
+	cur, version, err := r.svc.index.GetShard(ctx, r.shard.number)
+	if err != nil && !catalog.IsNotFound(err) {
+		return err
+	}
+	if catalog.IsNotFound(err) {
+		cur, version = &indexpb.Shard{Shard: uint32(r.shard.number), Profile: r.svc.profileOf(r.shard.number)}, catalog.Absent
+	}
+	r.shard.mu.Lock()
+	r.oldEpoch = r.shard.epoch
+	held := r.shard.held
+	r.shard.mu.Unlock()
+	own := cur.GetHolderLife() == r.svc.lease.life.String()
+	if held && !own || !held && !own && !r.svc.mayTake(cur) {
+		r.record = cur
+		return errLost
+	}
+	cur.Epoch++
+	cur.State = indexpb.ShardState_SHARD_STATE_RECOVERING
+	cur.HolderLife, cur.HolderAddress = r.svc.lease.life.String(), r.svc.cfg.Address
+	version, err = r.svc.index.PutShard(ctx, cur, version)
+	if err != nil {
+		// Lost to another, or a stale read: the next run reads again.
+		return err
+	}
+	r.record, r.version = cur, version
+	r.shard.mu.Lock()
+	r.shard.held, r.shard.recovering = true, true
+	r.shard.record, r.shard.version = cur, version
+	r.shard.mu.Unlock()
+	return nil
+}
+
+// cut: see stepCut.
+func (r *recovery) cut(ctx context.Context) error {
+	for _, b := range r.record.GetBindings() {
+		if b.GetCutKnown() {
+			continue
+		}
+		cut, err := r.svc.chains.cut(ctx, r.next.writer, b.GetChainId(), r.shard.number, r.record.GetEpoch())
+		if err != nil {
+			return fmt.Errorf("cut chain %s: %w", b.GetChainId(), err)
+		}
+		b.Cut, b.CutKnown = uint64(cut), true
+	}
+	return nil
+}
+
+// absorb: see stepAbsorb. Chains in which the shard has no entry are unbound.
+func (r *recovery) absorb(ctx context.Context) error {
+	kept := r.record.GetBindings()[:0]
+	for _, b := range r.record.GetBindings() {
+		if b.GetCut() > 0 {
+			if err := r.svc.chains.absorb(ctx, r.next.writer, b.GetChainId(), stream.Slot(b.GetCut())); err != nil {
+				return fmt.Errorf("absorb chain %s: %w", b.GetChainId(), err)
+			}
+		}
+		holds, err := r.svc.chains.holds(ctx, b.GetChainId(), r.shard.number, stream.Slot(b.GetCut()))
+		if err != nil {
+			return err
+		}
+		if holds {
+			kept = append(kept, b)
+		}
+	}
+	r.record.Bindings = kept
+	return nil
+}
+
+// settle: see stepSettle.
+func (r *recovery) settle(ctx context.Context) error {
+	r.found = map[*entry]piece{}
+	r.shard.mu.Lock()
+	sent := make([]*entry, 0, len(r.shard.pending))
+	for _, e := range r.shard.pending {
+		if e.sent {
+			sent = append(sent, e)
+		}
+	}
+	l := r.shard.link
+	r.shard.mu.Unlock()
+	if len(sent) == 0 || l == nil {
+		return nil
+	}
+	var cut stream.Slot
+	for _, b := range r.record.GetBindings() {
+		if b.GetChainId() == l.chain.String() {
+			cut = stream.Slot(b.GetCut())
+		}
+	}
+	if cut == 0 {
+		return nil // the chain holds nothing of the shard
+	}
+	byNo := map[stream.EntryNo]*entry{}
+	ids := map[stream.ID]bool{}
+	var keys [][]byte
+	for _, e := range sent {
+		byNo[e.no] = e
+		if !ids[e.st.id] {
+			ids[e.st.id] = true
+			keys = append(keys, append([]byte(nil), e.st.id[:]...))
+		}
+	}
+	for len(keys) > 0 {
+		page := keys[:min(len(keys), 1000)]
+		keys = keys[len(page):]
+		located, err := r.svc.chains.lookup(ctx, r.next.writer, l.chain.String(), r.shard.number, page, 0, cut)
+		if err != nil {
+			return err
+		}
+		for _, le := range located {
+			e := byNo[stream.EntryNo(le.GetEntryNo())]
+			// The same entry number under the same epoch holds the same bytes, so
+			// this is the own entry; another epoch's may be someone else's.
+			if stream.Epoch(le.GetEpoch()) == r.oldEpoch && e != nil {
+				r.found[e] = r.shard.pieceAt(l.chain, le.GetAt())
+			}
+		}
+	}
+	return nil
+}
+
+// serve: see stepServe.
+func (r *recovery) serve(ctx context.Context) error {
+	next := indexpb.Shard{
+		Shard: r.record.GetShard(), Profile: r.record.GetProfile(), Epoch: r.record.GetEpoch(),
+		State: indexpb.ShardState_SHARD_STATE_SERVING, HolderLife: r.record.GetHolderLife(), HolderAddress: r.record.GetHolderAddress(),
+	}
+	var evicted stream.Slot
+	chain := r.next.chain.String()
+	for _, b := range r.record.GetBindings() {
+		if b.GetChainId() == chain {
+			evicted = stream.Slot(b.GetCut())
+			continue
+		}
+		next.Bindings = append(next.Bindings, b)
+	}
+	next.Bindings = append(next.Bindings, &indexpb.Binding{ChainId: chain})
+	version, err := r.svc.index.PutShard(ctx, &next, r.version)
+	if err != nil {
+		if !catalog.IsConflict(err) && !catalog.IsRuleBroken(err) {
+			return err
+		}
+		cur, v, gerr := r.svc.index.GetShard(ctx, r.shard.number)
+		if gerr != nil {
+			return gerr
+		}
+		if cur.GetEpoch() != r.record.GetEpoch() || cur.GetHolderLife() != r.record.GetHolderLife() {
+			r.record = cur
+			return errLost
+		}
+		// The read that failed was stale, or the write landed in a try before
+		// with another link: write over what is there.
+		r.version = v
+		return err
+	}
+	r.record, r.version = &next, version
+	r.acknowledge()
+	r.shard.mu.Lock()
+	r.shard.record, r.shard.version, r.shard.epoch = r.record, r.version, stream.Epoch(r.record.GetEpoch())
+	r.shard.mu.Unlock()
+	if !r.svc.links.attach(r.next, r.shard) {
+		// The chain was lost meanwhile: the same path again, under a new epoch.
+		r.step = stepClaim
+		r.shard.mu.Lock()
+		r.shard.link = r.next
+		r.shard.mu.Unlock()
+		return errors.New("the chain was lost before it was used")
+	}
+	r.shard.lead(r.next, evicted)
+	if r.next.isBroken() && r.shard.suspend() {
+		// It broke between attach and lead, and whoever broke it saw no serving shard.
+		r.svc.startRecovery(r.shard)
+	}
+	return nil
+}
+
+// acknowledge commits the pending entries that were found below the cut. They
+// are the first ones: a chain holds a shard's entries without gaps.
+func (r *recovery) acknowledge() {
+	r.shard.mu.Lock()
+	pending := r.shard.pending
+	n := 0
+	for n < len(pending) {
+		if _, ok := r.found[pending[n]]; !ok {
+			break
+		}
+		n++
+	}
+	r.shard.pending = append([]*entry(nil), pending[n:]...)
+	r.shard.mu.Unlock()
+	for _, e := range pending[:n] {
+		e.st.commit(e, r.found[e])
+	}
+}
+
+// chainWriters returns the registered chain-writers.
+func (s *Service) chainWriters(ctx context.Context) ([]discovery.Node, error) {
+	return s.registry.Nodes(ctx, discovery.ChainWriter)
+}
+
+// writerOf returns a client of the chain-writer at an address.
+func (s *Service) writerOf(address string) (chainwriterpb.ChainWriterServiceClient, error) {
+	conn, err := s.conns.Address(address)
+	if err != nil {
+		return nil, err
+	}
+	return chainwriterpb.NewChainWriterServiceClient(conn), nil
+}

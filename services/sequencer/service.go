@@ -1,0 +1,398 @@
+package sequencer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"math/rand/v2"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc"
+
+	"github.com/nova-stream/nova/libs/catalog"
+	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// Service is one sequencer: one life.
+type Service struct {
+	novapb.UnimplementedAppendServiceServer
+	sequencerpb.UnimplementedSequencerServiceServer
+
+	cfg      Config
+	log      *slog.Logger
+	index    *catalog.Client
+	names    *catalog.Names
+	conns    Connections
+	registry Registry
+	now      func() time.Time
+	metrics  *metrics
+
+	lease   *lease
+	watched map[string]watchedLife // by lives only
+	// takeable maps a shard to the holder that placement found gone.
+	takeable sync.Map // stream.Shard -> string
+	shards   []*shard // set once by Run, before opened is closed
+	opened   chan struct{}
+	links    *links
+	chains   *chains
+	window   *tailWindow
+
+	pool     *semaphore.Weighted // bytes of appends under way
+	poolMu   sync.Mutex          // serialises limitPool
+	withheld atomic.Int64        // of the pool, because the chain-writer grants less
+	// coordinates is what the pieces of open streams take, in bytes.
+	coordinates atomic.Int64
+	sessions    atomic.Int64
+
+	running context.Context // ends when the service stops serving
+	stop    context.CancelFunc
+	work    workGroup
+	state   atomic.Pointer[string] // why it is not ready; nil: it is
+
+	chainNames sync.Map // stream.ChainID -> *stream.ChainID
+}
+
+// New returns a sequencer that does nothing until Run.
+func New(cfg Config, deps Deps) (*Service, error) {
+	cfg = cfg.withDefaults()
+	if cfg.NodeID == "" || cfg.Address == "" {
+		return nil, errors.New("sequencer: node id and address are needed")
+	}
+	if deps.Now == nil {
+		deps.Now = time.Now
+	}
+	if deps.Log == nil {
+		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	m, err := newMetrics(deps.Meter)
+	if err != nil {
+		return nil, fmt.Errorf("sequencer: metrics: %w", err)
+	}
+	index := catalog.New(deps.Index)
+	s := &Service{
+		cfg: cfg, log: deps.Log, index: index, names: catalog.NewNames(index), conns: deps.Conns, registry: deps.Registry, now: deps.Now,
+		metrics: m, lease: newLease(cfg.LeaseTTL, deps.Now), watched: map[string]watchedLife{}, opened: make(chan struct{}),
+		window: &tailWindow{limit: cfg.TailWindowBytes}, pool: semaphore.NewWeighted(cfg.PoolBytes),
+	}
+	s.links, s.chains = newLinks(s), newChains(s)
+	// Both contexts exist before Run, so that an early request waits, not panics.
+	s.running, s.stop = context.WithCancel(context.Background())
+	s.notReady("starting")
+	return s, nil
+}
+
+// Register adds the service's RPCs.
+func (s *Service) Register(r grpc.ServiceRegistrar) {
+	novapb.RegisterAppendServiceServer(r, s)
+	sequencerpb.RegisterSequencerServiceServer(r, s)
+}
+
+// Ready returns nil once the service leads shards, or why it does not.
+func (s *Service) Ready() error {
+	if why := s.state.Load(); why != nil {
+		return errors.New("sequencer: " + *why)
+	}
+	return nil
+}
+
+func (s *Service) notReady(why string) { s.state.Store(&why) }
+
+// LifeID returns the id of this life.
+func (s *Service) LifeID() stream.LifeID { return s.lease.life }
+
+// Run leads shards until ctx ends, then hands them back: appends under way are
+// answered, the life is released. It returns an error if the life was declared
+// dead by another: the process should start again as a new life.
+func (s *Service) Run(ctx context.Context) error {
+	defer s.stop()
+	constellation, err := s.openConstellation(ctx)
+	if err != nil {
+		return nil //nolint:nilerr // ctx ended before the index answered
+	}
+	shards := make([]*shard, constellation.GetShardCount())
+	for i := range shards {
+		shards[i] = newShard(s, stream.Shard(i))
+	}
+	s.shards = shards
+	close(s.opened)
+
+	held := make(chan struct{})
+	leaseCtx, endLease := context.WithCancel(context.WithoutCancel(ctx))
+	defer endLease()
+	leaseDone := make(chan error, 1)
+	s.notReady("waiting for its lease in the metastore")
+	go func() { leaseDone <- s.keepLease(leaseCtx, func() { close(held) }) }()
+
+	var placed sync.WaitGroup
+	placeCtx, endPlacing := context.WithCancel(ctx)
+	defer endPlacing()
+	placed.Go(func() {
+		select {
+		case <-held:
+			s.place(placeCtx)
+		case <-placeCtx.Done():
+		}
+	})
+
+	select {
+	case err = <-leaseDone:
+		// Deposed: nothing may be answered from memory any more.
+		endPlacing()
+		placed.Wait()
+	case <-ctx.Done():
+		endPlacing()
+		placed.Wait()
+		s.notReady("stopping")
+		// Order: first what is under way is answered, while the lease still holds;
+		// then the lease ends; only then is the life released, so that a successor
+		// never serves beside this one.
+		s.settleDown()
+		endLease()
+		<-leaseDone
+		s.lease.end()
+		s.releaseLife(context.WithoutCancel(ctx))
+	}
+	s.stop()
+	for _, sh := range s.shards {
+		sh.drop(nil)
+	}
+	s.work.Wait()
+	return err
+}
+
+// openConstellation waits for the index to answer.
+func (s *Service) openConstellation(ctx context.Context) (*indexpb.Constellation, error) {
+	for {
+		c, err := s.index.OpenConstellation(ctx, s.cfg.Shards)
+		if err == nil {
+			return c, nil
+		}
+		s.notReady("waiting for the index: " + err.Error())
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(retryDelay()):
+		}
+	}
+}
+
+// place takes the shards that nobody alive holds and that fall to this life by
+// rendezvous, and looks again as often as leases are renewed.
+func (s *Service) place(ctx context.Context) {
+	for {
+		if err := s.placeOnce(ctx); err != nil && ctx.Err() == nil {
+			s.log.WarnContext(ctx, "placement", "err", err)
+		}
+		s.evictIdle()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.lease.ttl / 3):
+		}
+	}
+}
+
+func (s *Service) placeOnce(ctx context.Context) error {
+	live, err := s.lives(ctx)
+	if err != nil {
+		return fmt.Errorf("list lives: %w", err)
+	}
+	nodes, err := s.registry.Nodes(ctx, discovery.Sequencer)
+	if err != nil {
+		return fmt.Errorf("list sequencers: %w", err)
+	}
+	records, err := s.index.ListShards(ctx)
+	if err != nil {
+		return fmt.Errorf("list shards: %w", err)
+	}
+	var taken sync.WaitGroup
+	for _, sh := range s.shards {
+		record := records[sh.number]
+		sh.mu.Lock()
+		held := sh.held
+		if !held {
+			sh.record = record
+		}
+		sh.mu.Unlock()
+		if held || live[record.GetHolderLife()] || s.preferred(nodes, sh.number) != s.cfg.NodeID {
+			continue
+		}
+		s.takeable.Store(sh.number, record.GetHolderLife())
+		taken.Go(func() { s.recover(s.running, sh) })
+	}
+	taken.Wait()
+	s.reportReady()
+	return nil
+}
+
+// preferred returns the node id that a shard falls to; this node counts even
+// while discovery does not show it.
+func (s *Service) preferred(nodes []discovery.Node, n stream.Shard) string {
+	key := fmt.Sprint(n)
+	best, score := s.cfg.NodeID, rendezvous(key, s.cfg.NodeID)
+	for _, node := range nodes {
+		id := node.Meta["node"]
+		if id == "" {
+			id = node.ID
+		}
+		if node.Meta["draining"] != "" || id == s.cfg.NodeID {
+			continue
+		}
+		if v := rendezvous(key, id); v > score {
+			best, score = id, v
+		}
+	}
+	return best
+}
+
+// mayTake reports whether placement found the record's holder gone.
+func (s *Service) mayTake(cur *indexpb.Shard) bool {
+	holder, ok := s.takeable.Load(stream.Shard(cur.GetShard()))
+	return ok && holder == cur.GetHolderLife() || cur.GetState() == indexpb.ShardState_SHARD_STATE_RELEASED
+}
+
+func (s *Service) reportReady() {
+	waiting := 0
+	for _, sh := range s.shards {
+		sh.mu.Lock()
+		if sh.held && !sh.serving.Load() {
+			waiting++
+		}
+		sh.mu.Unlock()
+	}
+	if waiting > 0 {
+		s.notReady(fmt.Sprintf("%d shards are being recovered", waiting))
+		return
+	}
+	s.state.Store(nil)
+}
+
+// fenced drops a shard that a higher epoch took away.
+func (s *Service) fenced(sh *shard, epoch stream.Epoch) {
+	sh.mu.Lock()
+	current := sh.epoch == epoch && sh.held
+	sh.mu.Unlock()
+	if current && sh.suspend() {
+		// The record says who has it now; recovery reads it and gives up, or
+		// finds that it was the own fence and goes on.
+		s.startRecovery(sh)
+	}
+}
+
+func (s *Service) startRecovery(sh *shard) {
+	s.work.Go(func() {
+		s.recover(s.running, sh)
+		if s.running.Err() == nil {
+			s.reportReady()
+		}
+	})
+}
+
+// settleDown waits, up to the append timeout, until nothing is under way.
+func (s *Service) settleDown() {
+	deadline := time.NewTimer(s.cfg.AppendTimeout)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for s.underWay() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			return
+		}
+	}
+}
+
+func (s *Service) underWay() bool {
+	for _, sh := range s.shards {
+		sh.mu.Lock()
+		n := len(sh.pending)
+		sh.mu.Unlock()
+		if n > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// releaseLife says that this life serves nothing any more, so that others need
+// not wait for its lease to run out.
+func (s *Service) releaseLife(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, s.lease.ttl/3)
+	defer cancel()
+	if err := s.index.EndLife(ctx, s.lease.life.String(), indexpb.LifeState_LIFE_STATE_RELEASED); err != nil {
+		s.log.WarnContext(ctx, "life not released; successors wait for its lease", "err", err)
+	}
+}
+
+// hint tells where the shard is led; only routing, so a failure is only logged.
+func (s *Service) hint(ctx context.Context, r *indexpb.Shard) {
+	err := s.registry.PutHint(ctx, discovery.Hint{Shard: r.GetShard(), Epoch: r.GetEpoch(), Address: s.cfg.Address})
+	if err != nil && ctx.Err() == nil {
+		s.log.WarnContext(ctx, "routing hint not written", "shard", r.GetShard(), "err", err)
+	}
+}
+
+// shardOf returns a shard by number, once the constellation is known.
+func (s *Service) shardOf(ctx context.Context, n stream.Shard) (*shard, error) {
+	select {
+	case <-s.opened:
+	case <-ctx.Done():
+		return nil, errNoLeader(n)
+	case <-s.running.Done():
+		return nil, errNoLeader(n)
+	}
+	if int(n) >= len(s.shards) {
+		return nil, errNoLeader(n)
+	}
+	return s.shards[n], nil
+}
+
+// profileOf returns the storage profile of a shard: all are standard until
+// express shards exist.
+func (s *Service) profileOf(stream.Shard) novapb.StorageProfile {
+	return novapb.StorageProfile_STORAGE_PROFILE_STANDARD
+}
+
+// chainPointer returns one pointer for all pieces of a chain.
+func (s *Service) chainPointer(c stream.ChainID) *stream.ChainID {
+	if p, ok := s.chainNames.Load(c); ok {
+		return p.(*stream.ChainID)
+	}
+	p, _ := s.chainNames.LoadOrStore(c, &c)
+	return p.(*stream.ChainID)
+}
+
+// retryDelay is the pause before a step is tried again, jittered.
+func retryDelay() time.Duration {
+	return 50*time.Millisecond + time.Duration(rand.Int64N(int64(100*time.Millisecond)))
+}
+
+// rendezvous is the score of a node for a key: the highest wins.
+func rendezvous(key, node string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(key))
+	_, _ = h.Write([]byte{0})
+	_, _ = h.Write([]byte(node))
+	// FNV's high bits mix little of the last bytes; finish as splitmix64 does.
+	x := h.Sum64()
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+func sortBy[T any](s []T, less func(a, b T) bool) {
+	sort.SliceStable(s, func(i, j int) bool { return less(s[i], s[j]) })
+}

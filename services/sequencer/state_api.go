@@ -1,0 +1,62 @@
+package sequencer
+
+import (
+	"context"
+
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
+)
+
+// GetState returns the present extent of a stream.
+func (s *Service) GetState(ctx context.Context, req *sequencerpb.GetStateRequest) (*sequencerpb.GetStateResponse, error) {
+	st, err := s.openKey(ctx, req.GetStream())
+	if err != nil {
+		return nil, err
+	}
+	st.mu.Lock()
+	state, err := st.stateLocked()
+	st.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return &sequencerpb.GetStateResponse{State: state}, s.strong()
+}
+
+func (s *Service) openKey(ctx context.Context, key *sequencerpb.StreamKey) (*openStream, error) {
+	id, err := stream.ParseID(key.GetStreamId())
+	if err != nil {
+		return nil, reason.Field("stream.stream_id", err.Error())
+	}
+	return s.openByID(ctx, id, stream.Shard(key.GetShard()))
+}
+
+// strong returns nil if what was read before the call may be answered: the
+// lease is looked at after the state.
+func (s *Service) strong() error {
+	if s.lease.valid() {
+		return nil
+	}
+	return errNoLease()
+}
+
+// stateLocked returns the committed state, or why the stream has none.
+func (st *openStream) stateLocked() (*sequencerpb.StreamState, error) {
+	if st.gone != nil {
+		return nil, st.gone
+	}
+	if st.deleted {
+		return nil, errDeleted()
+	}
+	st.used = st.shard.svc.now()
+	return &sequencerpb.StreamState{
+		Trim: uint64(st.trim), Tail: uint64(st.tail), LastTimestamp: int64(st.lastTS), ContentHash: uint64(st.hash),
+		Sealed: st.sealed, Epoch: uint64(st.shard.currentEpoch()), StoredBytes: st.stored, Leader: st.shard.svc.cfg.Address,
+	}, nil
+}
+
+func (sh *shard) currentEpoch() stream.Epoch {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	return sh.epoch
+}

@@ -1,0 +1,255 @@
+package sequencer
+
+import (
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/nova-stream/nova/libs/bundle"
+	"github.com/nova-stream/nova/libs/chunk"
+	"github.com/nova-stream/nova/libs/head"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// piece says where one committed chunk lies.
+type piece struct {
+	base   stream.Seq
+	count  uint32
+	length uint32
+	offset uint32
+	slot   stream.Slot
+	lastTS stream.Millis
+	chain  *stream.ChainID // shared by the pieces of a chain
+	window *windowed
+}
+
+// pieceBytes is what a piece costs in memory, for the coordinate budget.
+const pieceBytes = 64
+
+// openStream is a stream in the memory of its leader.
+type openStream struct {
+	id    stream.ID
+	shard *shard
+
+	// assigned is the state after everything numbered. It belongs to the pump;
+	// while pumping is false, to whoever sets pumping under mu.
+	assigned head.State
+
+	mu         sync.Mutex
+	descriptor *indexpb.StreamDescriptor
+	queue      []*request
+	pumping    bool
+	inflight   []*entry // numbered, not yet committed, in order
+	gone       error    // set once: why the stream is no longer served from here
+
+	// The committed state; everything that readers see.
+	tail    stream.Seq
+	lastTS  stream.Millis
+	hash    stream.Hash
+	trim    stream.Seq
+	sealed  bool
+	deleted bool
+	pieces  []piece
+	stored  uint64        // bytes of pieces
+	changed chan struct{} // closed and replaced when the committed state changes; nil: nobody waits
+	used    time.Time
+}
+
+// entry is one item of the chain, with whom to tell when it is committed.
+type entry struct {
+	st     *openStream
+	kind   bundle.Kind
+	no     stream.EntryNo // under the epoch it was last sent in
+	sent   bool           // ever: its outcome is open
+	ts     stream.Millis
+	body   []byte        // the encoded chunk, or the control argument
+	header *chunk.Header // of a chunk
+	waits  []waiter
+}
+
+// waiter is a request that is answered when an entry is committed.
+type waiter struct {
+	req     *request
+	batch   int         // index into header.Batches, of the request's own records
+	dup     *head.Batch // answer with this earlier batch instead
+	refusal error       // answer with it: what it promises is committed now
+	settled bool        // nothing to do but to wait: answer with the extent
+}
+
+// enqueue puts a request in line and sees that somebody works on it.
+func (st *openStream) enqueue(r *request) {
+	st.mu.Lock()
+	if st.gone != nil {
+		st.mu.Unlock()
+		r.answer(result{err: reason.WithOutcome(st.gone, reason.NotCommitted)})
+		return
+	}
+	st.queue = append(st.queue, r)
+	st.used = st.shard.svc.now()
+	st.kickLocked()
+	st.mu.Unlock()
+}
+
+// kickLocked starts the pump if there is work, nobody pumps, and the shard serves.
+func (st *openStream) kickLocked() {
+	if st.pumping || len(st.queue) == 0 || !st.shard.serving.Load() {
+		return
+	}
+	st.pumping = true
+	st.shard.svc.work.Go(st.pump)
+}
+
+// commit moves the committed state over an entry and answers who waits for it.
+// It is called in stream order.
+func (st *openStream) commit(e *entry, at piece) {
+	strong := st.shard.svc.lease.valid()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.inflight[0] = nil
+	st.inflight = st.inflight[1:]
+	switch e.kind {
+	case bundle.KindChunk:
+		h := e.header
+		at.base, at.count, at.lastTS = h.BaseSeq, h.Count, h.LastTimestamp
+		at.window = st.shard.svc.window.add(e.body)
+		st.addPieceLocked(at)
+		st.shard.svc.coordinates.Add(pieceBytes)
+		st.tail = h.BaseSeq + stream.Seq(h.Count)
+		st.lastTS, st.hash = h.LastTimestamp, h.HashAfter
+		for i := range h.Batches {
+			st.sealed = st.sealed || h.Batches[i].Seal
+		}
+	case bundle.KindSeal:
+		st.sealed = true
+	case bundle.KindDelete:
+		st.deleted = true
+	case bundle.KindTrim:
+		// The argument was made by pump; see head.State.Fold for the same rule.
+		if to, err := head.ParseTrim(e.body); err == nil {
+			st.trim = max(st.trim, min(to, st.tail))
+			st.shard.svc.coordinates.Add(int64(-st.dropTrimmedLocked() * pieceBytes))
+		}
+	case bundle.KindFence, bundle.KindToken:
+	}
+	for i := range e.waits {
+		st.answerLocked(e, &e.waits[i], strong)
+	}
+	st.notifyLocked()
+}
+
+// answerLocked answers one waiter of a committed entry.
+func (st *openStream) answerLocked(e *entry, w *waiter, strong bool) {
+	switch {
+	case w.refusal != nil:
+		w.req.answer(result{err: st.refusal(w.refusal, strong)})
+	case w.dup != nil:
+		w.req.answer(result{ack: st.ackLocked(w.dup, true)})
+	case e.kind == bundle.KindChunk && !w.settled:
+		b := batchOf(e.header, w.batch)
+		w.req.answer(result{ack: st.ackLocked(&b, false), tail: st.tail, trim: st.trim})
+	default:
+		w.req.answer(result{tail: st.tail, trim: st.trim})
+	}
+}
+
+// refusal returns a held refusal, or that nobody may say so: without a valid
+// lease another leader may know better.
+func (st *openStream) refusal(err error, strong bool) error {
+	if !strong {
+		err = errNoLease()
+	}
+	return reason.WithOutcome(err, reason.NotCommitted)
+}
+
+func errNoLease() error {
+	return reason.New(codes.Unavailable, reason.NoLeader, "the shard's leader could not renew its lease")
+}
+
+func batchOf(h *chunk.Header, index int) head.Batch {
+	first := h.BaseSeq
+	for i := range index {
+		first += stream.Seq(h.Batches[i].Count)
+	}
+	b := &h.Batches[index]
+	return head.Batch{
+		Seq: b.Producer.Batch, First: first, Next: first + stream.Seq(b.Count),
+		FirstTimestamp: b.FirstTimestamp, LastTimestamp: b.LastTimestamp, Hash: b.HashAfter,
+	}
+}
+
+func (st *openStream) ackLocked(b *head.Batch, duplicate bool) *novapb.AppendAck {
+	return &novapb.AppendAck{
+		FirstSeq: uint64(b.First), NextSeq: uint64(b.Next), Tail: uint64(st.tail),
+		FirstTimestamp: int64(b.FirstTimestamp), LastTimestamp: int64(b.LastTimestamp),
+		ContentHash: uint64(b.Hash), Duplicate: duplicate,
+	}
+}
+
+func (st *openStream) addPieceLocked(p piece) {
+	st.pieces = append(st.pieces, p)
+	st.stored += uint64(p.length)
+}
+
+// dropTrimmedLocked forgets pieces wholly below the trim point and returns how
+// many.
+func (st *openStream) dropTrimmedLocked() int {
+	n := 0
+	for n < len(st.pieces) && st.pieces[n].base+stream.Seq(st.pieces[n].count) <= st.trim {
+		st.stored -= uint64(st.pieces[n].length)
+		n++
+	}
+	if n > 0 {
+		// A copy, so that the memory goes too.
+		st.pieces = append([]piece(nil), st.pieces[n:]...)
+	}
+	return n
+}
+
+// notifyLocked wakes everyone who waits for a change.
+func (st *openStream) notifyLocked() {
+	if st.changed != nil {
+		close(st.changed)
+		st.changed = nil
+	}
+}
+
+// waitLocked returns a channel that is closed at the next change.
+func (st *openStream) waitLocked() <-chan struct{} {
+	if st.changed == nil {
+		st.changed = make(chan struct{})
+	}
+	return st.changed
+}
+
+// leave ends the stream's service from here. What is numbered and not decided
+// is UNKNOWN, what is queued was never numbered.
+func (st *openStream) leave(why error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.gone != nil {
+		return
+	}
+	st.gone = why
+	for _, e := range st.inflight {
+		for i := range e.waits {
+			w := &e.waits[i]
+			outcome := reason.Unknown
+			if w.refusal != nil || !e.sent && w.dup == nil {
+				outcome = reason.NotCommitted
+			}
+			w.req.answer(result{err: reason.WithOutcome(why, outcome)})
+		}
+	}
+	st.inflight = nil
+	for _, r := range st.queue {
+		r.answer(result{err: reason.WithOutcome(why, reason.NotCommitted)})
+	}
+	st.queue = nil
+	st.shard.svc.coordinates.Add(int64(-len(st.pieces) * pieceBytes))
+	st.pieces = nil
+	st.notifyLocked()
+}
