@@ -19,10 +19,19 @@ func WithPrefix(inner Store, prefix string) (Store, error) {
 	if prefix == "" {
 		return inner, nil
 	}
-	if len(prefix) > MaxPrefixBytes || unprintable(prefix) >= 0 {
-		return nil, fmt.Errorf("metastore prefix %q: %w: want at most MaxPrefixBytes, %d, of printable ASCII", prefix, ErrInvalid, MaxPrefixBytes)
+	if err := CheckPrefix(prefix); err != nil {
+		return nil, err
 	}
 	return &prefixed{inner: inner, prefix: prefix, done: make(chan struct{})}, nil
+}
+
+// CheckPrefix returns ErrInvalid unless prefix is at most MaxPrefixBytes of
+// printable ASCII.
+func CheckPrefix(prefix string) error {
+	if len(prefix) > MaxPrefixBytes || unprintable(prefix) >= 0 {
+		return fmt.Errorf("metastore prefix %q: %w: want at most MaxPrefixBytes, %d, of printable ASCII", prefix, ErrInvalid, MaxPrefixBytes)
+	}
+	return nil
 }
 
 type prefixed struct {

@@ -96,7 +96,7 @@ func Serve(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func (e env) register(t *testing.T, ctx context.Context, n discovery.Node) {
+func (e env) register(ctx context.Context, t *testing.T, n discovery.Node) {
 	t.Helper()
 	if err := e.r.Register(ctx, n); err != nil {
 		t.Fatalf("Register(%q): %v", n.ID, err)
@@ -160,7 +160,7 @@ func visible(t *testing.T, e env) {
 		ID: "node-1-sequencer", Service: discovery.Sequencer, Address: Serve(t), Zone: "zone-a",
 		Meta: map[string]string{"life": "01ARZ3NDEKTSV4RRFFQ69G5FAV", "weight": "2"},
 	}
-	e.register(t, e.ctx, n)
+	e.register(e.ctx, t, n)
 	other := e.join()
 	e.wantNodes(t, other, discovery.Sequencer, n)
 	nodes, err := e.r.Nodes(e.ctx, discovery.Sequencer) // first visible when Register returned
@@ -176,26 +176,26 @@ func sorted(t *testing.T, e env) {
 	var want []discovery.Node
 	for _, id := range []string{"c", "a", "b"} {
 		n := discovery.Node{ID: id, Service: discovery.Reader, Address: addr}
-		e.register(t, e.ctx, n)
+		e.register(e.ctx, t, n)
 		want = append(want, n)
 	}
-	e.register(t, e.ctx, discovery.Node{ID: "aa", Service: discovery.Settler, Address: addr})
+	e.register(e.ctx, t, discovery.Node{ID: "aa", Service: discovery.Settler, Address: addr})
 	e.wantNodes(t, e.join(), discovery.Reader, want[1], want[2], want[0])
 	e.wantNodes(t, e.r, discovery.Gateway)
 }
 
 func replaces(t *testing.T, e env) {
 	n := discovery.Node{ID: "a", Service: discovery.Reader, Address: Serve(t), Meta: map[string]string{"draining": "false"}}
-	e.register(t, e.ctx, n)
+	e.register(e.ctx, t, n)
 	n.Address, n.Meta = Serve(t), map[string]string{"draining": "true"}
-	e.register(t, e.ctx, n)
+	e.register(e.ctx, t, n)
 	e.wantNodes(t, e.join(), discovery.Reader, n)
 }
 
 func endsWithContext(t *testing.T, e env) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	n := discovery.Node{ID: "a", Service: discovery.Reader, Address: Serve(t)}
-	e.register(t, ctx, n)
+	e.register(ctx, t, n)
 	other := e.join()
 	e.wantNodes(t, other, discovery.Reader, n)
 	cancel()
@@ -205,13 +205,13 @@ func endsWithContext(t *testing.T, e env) {
 func replacedContext(t *testing.T, e env) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	n := discovery.Node{ID: "a", Service: discovery.Reader, Address: Serve(t)}
-	e.register(t, ctx, n)
+	e.register(ctx, t, n)
 	n.Zone = "second"
-	e.register(t, e.ctx, n)
+	e.register(e.ctx, t, n)
 	cancel()
 	// A node that comes and goes shows that the end of ctx had its time.
 	brief, stop := context.WithCancel(e.ctx)
-	e.register(t, brief, discovery.Node{ID: "brief", Service: discovery.Cache, Address: n.Address})
+	e.register(brief, t, discovery.Node{ID: "brief", Service: discovery.Cache, Address: n.Address})
 	stop()
 	e.wantNodes(t, e.r, discovery.Cache)
 	e.wantNodes(t, e.r, discovery.Reader, n)
@@ -219,7 +219,7 @@ func replacedContext(t *testing.T, e env) {
 
 func deregister(t *testing.T, e env) {
 	n := discovery.Node{ID: "a", Service: discovery.Reader, Address: Serve(t)}
-	e.register(t, e.ctx, n)
+	e.register(e.ctx, t, n)
 	other := e.join()
 	e.wantNodes(t, other, discovery.Reader, n)
 	for range 2 { // one that is not there is a success
@@ -228,7 +228,7 @@ func deregister(t *testing.T, e env) {
 		}
 		e.wantNodes(t, other, discovery.Reader)
 	}
-	e.register(t, e.ctx, n)
+	e.register(e.ctx, t, n)
 	e.wantNodes(t, other, discovery.Reader, n)
 }
 
@@ -242,7 +242,7 @@ func watchSends(t *testing.T, e env) {
 		t.Fatal(err)
 	}
 	wantSet(t, empty)
-	e.register(t, e.ctx, a)
+	e.register(e.ctx, t, a)
 	wantSet(t, empty, a)
 	e.wantNodes(t, other, discovery.Reader, a)
 	full, err := other.Watch(e.ctx, discovery.Reader)
@@ -250,10 +250,10 @@ func watchSends(t *testing.T, e env) {
 		t.Fatal(err)
 	}
 	wantSet(t, full, a)
-	e.register(t, e.ctx, b)
+	e.register(e.ctx, t, b)
 	wantSet(t, full, a, b)
 	a.Meta = map[string]string{"draining": "true"}
-	e.register(t, e.ctx, a)
+	e.register(e.ctx, t, a)
 	wantSet(t, full, a, b)
 	if err := e.r.Deregister(e.ctx, "a"); err != nil {
 		t.Fatal(err)
@@ -276,7 +276,7 @@ func watchNewest(t *testing.T, e env) {
 	const changes = 10
 	for i := range changes {
 		n = discovery.Node{ID: "a", Service: discovery.Reader, Address: addr, Zone: fmt.Sprint(i)}
-		e.register(t, e.ctx, n)
+		e.register(e.ctx, t, n)
 	}
 	wantSet(t, quick, n)
 	for i := 0; ; i++ { // sets on their way before may still come, but not a queue of them
@@ -307,7 +307,7 @@ func watchCloses(t *testing.T, e env) {
 
 func closes(t *testing.T, e env) {
 	addr := Serve(t)
-	e.register(t, e.ctx, discovery.Node{ID: "a", Service: discovery.Reader, Address: addr})
+	e.register(e.ctx, t, discovery.Node{ID: "a", Service: discovery.Reader, Address: addr})
 	other := e.join()
 	kept := discovery.Node{ID: "kept", Service: discovery.Reader, Address: addr}
 	if err := other.Register(e.ctx, kept); err != nil {

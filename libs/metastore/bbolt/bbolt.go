@@ -113,7 +113,7 @@ func Open(cfg Config) (*Store, error) {
 		queue:  make(chan *write), quit: make(chan struct{}), stopped: make(chan struct{}),
 	}
 	if err := makeDir(s.dir); err != nil {
-		return nil, fmt.Errorf("open metastore: make directory: %w: %v", metastore.ErrUnavailable, err)
+		return nil, fmt.Errorf("open metastore: make directory: %w: %w", metastore.ErrUnavailable, err)
 	}
 	db, err := s.openLocked()
 	if err != nil {
@@ -139,13 +139,13 @@ func (s *Store) openLocked() (*bolt.DB, error) {
 			return nil, fmt.Errorf("open metastore: %w: another process uses %s (its lock was not free within %v)", metastore.ErrUnavailable, s.dir, s.timeout)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("open metastore %s: %w: %v", path, metastore.ErrUnavailable, err)
+			return nil, fmt.Errorf("open metastore %s: %w: %w", path, metastore.ErrUnavailable, err)
 		}
 		if sameFile(path, file) {
 			return db, nil
 		}
 		if err := db.Close(); err != nil {
-			return nil, fmt.Errorf("open metastore %s: close replaced file: %w: %v", path, metastore.ErrUnavailable, err)
+			return nil, fmt.Errorf("open metastore %s: close replaced file: %w: %w", path, metastore.ErrUnavailable, err)
 		}
 	}
 }
@@ -180,7 +180,7 @@ func sameFile(path string, file *os.File) bool {
 func (s *Store) prepare(db *bolt.DB) error {
 	path := filepath.Join(s.dir, fileName)
 	if err := os.Remove(s.copyPath()); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("open metastore %s: remove unfinished copy: %w: %v", path, metastore.ErrUnavailable, err)
+		return fmt.Errorf("open metastore %s: remove unfinished copy: %w: %w", path, metastore.ErrUnavailable, err)
 	}
 	err := db.Update(func(tx *bolt.Tx) error {
 		for _, name := range [][]byte{rowsBucket, ephemeralBucket, aboutBucket} {
@@ -202,7 +202,7 @@ func (s *Store) prepare(db *bolt.DB) error {
 		err = syncDir(s.dir) // a new file's name must survive as well
 	}
 	if err != nil {
-		return fmt.Errorf("open metastore %s: %w: %v", path, metastore.ErrUnavailable, err)
+		return fmt.Errorf("open metastore %s: %w: %w", path, metastore.ErrUnavailable, err)
 	}
 	return nil
 }
@@ -262,7 +262,7 @@ func (s *Store) Close() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if err := s.db.Close(); err != nil {
-			s.closeErr = fmt.Errorf("close metastore %s: %w: %v", s.dir, metastore.ErrUnavailable, err)
+			s.closeErr = fmt.Errorf("close metastore %s: %w: %w", s.dir, metastore.ErrUnavailable, err)
 		}
 	})
 	return s.closeErr
