@@ -1,0 +1,52 @@
+package reader
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/grpc"
+
+	"github.com/nova-stream/nova/libs/objectstore"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/cache/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+)
+
+// Config holds a reader's settings. Zero values take the defaults.
+type Config struct {
+	// FetchAhead is how many chunks a page reads from storage at once, default 4.
+	FetchAhead int
+	// Patience is how long a read looks for a chunk that is not where the leader
+	// said, and a subscription for a leader, default 10 s.
+	Patience time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	if c.FetchAhead == 0 {
+		c.FetchAhead = 4
+	}
+	if c.Patience == 0 {
+		c.Patience = 10 * time.Second
+	}
+	return c
+}
+
+// Router reaches the sequencer that leads a shard.
+type Router interface {
+	// DoIdempotent calls f with the leader's connection, again after a redirect
+	// or a passing failure.
+	DoIdempotent(ctx context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) error
+}
+
+// Deps are what a reader works with.
+type Deps struct {
+	Index  indexpb.IndexServiceClient
+	Router Router
+	Cache  cachepb.CacheServiceClient
+	// Objects is read when the cache fails, and by verification.
+	Objects objectstore.Store
+	Log     *slog.Logger
+	Meter   metric.Meter
+}

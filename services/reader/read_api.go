@@ -1,0 +1,70 @@
+package reader
+
+import (
+	"context"
+
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// Read returns one page.
+func (s *Service) Read(ctx context.Context, req *novapb.ReadRequest) (*novapb.ReadResponse, error) {
+	var out *novapb.ReadResponse
+	err := s.withStream(ctx, req, func(id stream.ID, key *sequencerpb.StreamKey) error {
+		var err error
+		out, err = s.read(ctx, id, key, req)
+		return err
+	})
+	return out, err
+}
+
+func (s *Service) read(ctx context.Context, id stream.ID, key *sequencerpb.StreamKey, req *novapb.ReadRequest) (*novapb.ReadResponse, error) {
+	fetch := &sequencerpb.FetchRequest{Stream: key, Clamp: req.GetClamp(), MaxBytes: pageBytes, WaitMs: req.GetWaitMs()}
+	c := cursor{limits: limits{count: copied(req.Count), bytes: copied(req.Bytes), until: req.Until}}
+	switch at := req.GetStart().(type) {
+	case *novapb.ReadRequest_Seq:
+		fetch.Start = &sequencerpb.FetchRequest_Seq{Seq: at.Seq}
+	case *novapb.ReadRequest_Timestamp:
+		fetch.Start = &sequencerpb.FetchRequest_Timestamp{Timestamp: at.Timestamp}
+		from := stream.Millis(at.Timestamp)
+		c.from = &from
+	case *novapb.ReadRequest_TailOffset:
+		fetch.Start = &sequencerpb.FetchRequest_TailOffset{TailOffset: at.TailOffset}
+	}
+	if c.exhausted() {
+		// Reads nothing, successfully: but the start must still be a good one.
+		fetch.WaitMs = 0
+	}
+	var p page
+	for first := true; ; first = false {
+		f, err := s.fetch(ctx, id, fetch)
+		if err != nil {
+			return nil, err
+		}
+		if first {
+			c.next = f.start
+		}
+		full := c.fill(&p, f.chunks, pageBytes)
+		out := &novapb.ReadResponse{
+			Records: p.records, NextSeq: uint64(c.next), Tail: f.state.GetTail(), FirstSeq: f.state.GetTrim(), StreamId: id.String(),
+			HashBefore: uint64(p.before), HashAfter: uint64(p.after), LimitReached: c.done,
+			EndOfStream: f.state.GetSealed() && uint64(c.next) == f.state.GetTail(),
+		}
+		// Chunks are small where appends are: gather until the page is worth it.
+		if full || c.done || len(f.chunks) == 0 || uint64(c.next) >= f.state.GetTail() || p.size > pageBytes/2 {
+			s.records.Add(ctx, int64(len(p.records)))
+			s.bytes.Add(ctx, int64(p.recordsSize))
+			return out, nil
+		}
+		fetch = &sequencerpb.FetchRequest{Stream: key, Start: &sequencerpb.FetchRequest_Seq{Seq: uint64(c.next)}, MaxBytes: pageBytes}
+	}
+}
+
+func copied(v *uint64) *uint64 {
+	if v == nil {
+		return nil
+	}
+	n := *v
+	return &n
+}
