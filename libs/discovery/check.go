@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 )
 
 // Errors beside ErrUnavailable. Every error wraps exactly one of them, or a
@@ -16,11 +17,16 @@ var (
 	ErrClosed = errors.New("discovery closed")
 )
 
-// MaxIDBytes is the longest node id, and MaxMeta how many entries Meta has at
-// most: what Consul takes.
+// Limits of a node: what Consul takes, with room for what we add.
 const (
+	// MaxIDBytes is the longest node id, in bytes of printable ASCII.
 	MaxIDBytes = 255
-	MaxMeta    = 60
+	// MaxMeta is how many entries Meta has at most.
+	MaxMeta = 60
+	// MaxMetaKeyBytes is the longest key of Meta: letters, digits, '-', '_'.
+	MaxMetaKeyBytes = 100
+	// MaxMetaValueBytes is the longest value of Meta, and the longest Zone.
+	MaxMetaValueBytes = 512
 )
 
 // The functions below are for implementations of Registry.
@@ -44,18 +50,35 @@ func Ended(ctx context.Context, op, what string) error {
 
 // CheckNode returns ErrInvalid unless n can be registered.
 func CheckNode(n Node) error {
+	invalid := func(format string, args ...any) error {
+		return Fail("Register", n.ID, ErrInvalid, fmt.Sprintf(format, args...))
+	}
 	switch {
 	case n.ID == "" || len(n.ID) > MaxIDBytes:
-		return Fail("Register", n.ID, ErrInvalid, fmt.Sprintf("the id has %d bytes, want 1..%d", len(n.ID), MaxIDBytes))
+		return invalid("the id has %d bytes, want 1..MaxIDBytes, %d", len(n.ID), MaxIDBytes)
+	case strings.ContainsFunc(n.ID, func(r rune) bool { return r < ' ' || r > '~' }):
+		return invalid("the id is not printable ASCII")
 	case n.Service == "":
-		return Fail("Register", n.ID, ErrInvalid, "no service")
+		return invalid("no service")
 	case n.Address == "":
-		return Fail("Register", n.ID, ErrInvalid, "no address")
+		return invalid("no address")
+	case len(n.Zone) > MaxMetaValueBytes:
+		return invalid("the zone has %d bytes, MaxMetaValueBytes is %d", len(n.Zone), MaxMetaValueBytes)
 	case len(n.Meta) > MaxMeta:
-		return Fail("Register", n.ID, ErrInvalid, fmt.Sprintf("%d meta entries, want at most %d", len(n.Meta), MaxMeta))
+		return invalid("%d meta entries, MaxMeta is %d", len(n.Meta), MaxMeta)
+	}
+	for k, v := range n.Meta {
+		if k == "" || len(k) > MaxMetaKeyBytes || strings.Trim(k, metaKeyBytes) != "" {
+			return invalid("meta key %q is not 1..MaxMetaKeyBytes, %d, letters, digits, '-' and '_'", k, MaxMetaKeyBytes)
+		}
+		if len(v) > MaxMetaValueBytes {
+			return invalid("meta value of %q has %d bytes, MaxMetaValueBytes is %d", k, len(v), MaxMetaValueBytes)
+		}
 	}
 	return nil
 }
+
+const metaKeyBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
 
 // CheckHint returns ErrInvalid unless h says something. Epoch 0 means "never led".
 func CheckHint(h Hint) error {

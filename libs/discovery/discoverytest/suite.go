@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -367,6 +368,10 @@ func invalid(t *testing.T, e env) {
 		"no id":      {Service: discovery.Reader, Address: "a:1"},
 		"no service": {ID: "a", Address: "a:1"},
 		"no address": {ID: "a", Service: discovery.Reader},
+		"odd id":     {ID: "a\n", Service: discovery.Reader, Address: "a:1"},
+		"long id":    {ID: strings.Repeat("a", discovery.MaxIDBytes+1), Service: discovery.Reader, Address: "a:1"},
+		"odd meta":   {ID: "a", Service: discovery.Reader, Address: "a:1", Meta: map[string]string{"a b": ""}},
+		"long meta":  {ID: "a", Service: discovery.Reader, Address: "a:1", Meta: map[string]string{"a": strings.Repeat("v", discovery.MaxMetaValueBytes+1)}},
 	} {
 		if err := e.r.Register(e.ctx, n); !errors.Is(err, discovery.ErrInvalid) {
 			t.Errorf("Register with %s: %v, want ErrInvalid", name, err)
