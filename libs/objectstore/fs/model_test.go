@@ -146,12 +146,6 @@ func (d *powerDisk) setHook(hook func(step int, op, path string) error) {
 	d.step, d.hook = 0, hook
 }
 
-func (d *powerDisk) steps() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.step
-}
-
 func (d *powerDisk) counts() map[string]int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

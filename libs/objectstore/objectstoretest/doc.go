@@ -161,7 +161,7 @@ func (s *suite) wantErr(err, want error, op, key string) {
 		return
 	}
 	for _, other := range sentinels {
-		if other != want && errors.Is(err, other) {
+		if !errors.Is(other, want) && errors.Is(err, other) {
 			s.t.Errorf("%s(%.60q): %v is also %v", op, key, err, other)
 		}
 	}

@@ -197,6 +197,9 @@ func listPages(t *testing.T, s *suite) {
 			if len(page) < limit {
 				break
 			}
+			if len(got) > len(sorted) {
+				t.Fatalf("List by %d does not end: %q", limit, got)
+			}
 			after = page[len(page)-1]
 		}
 		if !slices.Equal(got, sorted) {

@@ -19,7 +19,7 @@ import (
 // ErrUnfit is wrapped by Run's error when the store answered and broke a
 // promise: do not run on it. Any other error of Run (a store's own) means that
 // nothing is proven yet: say it, and perhaps try again.
-var ErrUnfit = errors.New("Nova refuses to run on this object store")
+var ErrUnfit = errors.New("the object store is unfit and Nova refuses to run on it")
 
 const (
 	// folder holds the probe's objects.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"sync"
 	"time"
 )
 
@@ -47,7 +46,7 @@ func (a *attempt) cause(err error) error {
 	return err
 }
 
-// readFull reads size bytes of a body and its end.
+// readFull reads size bytes of a body.
 func (a *attempt) readFull(body io.Reader, size int64) ([]byte, error) {
 	buf := make([]byte, size)
 	for n := 0; ; {
@@ -57,76 +56,26 @@ func (a *attempt) readFull(body io.Reader, size int64) ([]byte, error) {
 		switch {
 		case n == len(buf):
 			return buf, nil
-		case errors.Is(err, io.EOF):
-			return nil, fmt.Errorf("the answer's body ended after %d of %d bytes", n, size)
 		case err != nil:
 			return nil, fmt.Errorf("the answer's body broke after %d of %d bytes: %w", n, size, a.cause(err))
 		}
 	}
 }
 
-// lentBody reads a caller's slice until it is taken back: the HTTP client may go
-// on sending after a request has failed.
-type lentBody struct {
-	mu   sync.Mutex
-	b    []byte
-	at   int64
-	back bool
-}
-
-var errTakenBack = errors.New("the request is over")
-
-func (l *lentBody) Read(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.back {
-		return 0, errTakenBack
-	}
-	if l.at >= int64(len(l.b)) {
-		return 0, io.EOF
-	}
-	n := copy(p, l.b[l.at:])
-	l.at += int64(n)
-	return n, nil
-}
-
-func (l *lentBody) Seek(offset int64, whence int) (int64, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch whence {
-	case io.SeekCurrent:
-		offset += l.at
-	case io.SeekEnd:
-		offset += int64(len(l.b))
-	}
-	if offset < 0 {
-		return 0, errors.New("seek before the start")
-	}
-	l.at = offset
-	return offset, nil
-}
-
-func (l *lentBody) takeBack() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.b, l.back = nil, true
-}
-
 const (
-	tries      = 4 // of a read, delete or list
-	firstPause = 50 * time.Millisecond
-	maxPause   = 2 * time.Second
+	tries    = 4 // of a read, delete or list
+	maxPause = 2 * time.Second
 )
 
 // again repeats call while it fails in passing. The pause is random up to a
 // bound that doubles, so that many callers do not return together.
-func again(ctx context.Context, call func() error) error {
-	for i, bound := 1, firstPause; ; i, bound = i+1, min(2*bound, maxPause) {
+func (s *Store) again(ctx context.Context, call func() error) error {
+	for i, bound := 1, s.config.RetryPause; ; i, bound = i+1, min(2*bound, maxPause) {
 		err := call()
 		if i == tries || !passing(err) {
 			return err
 		}
-		timer := time.NewTimer(bound/2 + rand.N(bound/2))
+		timer := time.NewTimer(bound/2 + rand.N(bound/2+1))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():

@@ -58,7 +58,7 @@ func (s *Store) advice(code string) string {
 		return at + "there is no such bucket: create it, or correct --s3-bucket, --s3-endpoint or --s3-region"
 	case "InvalidBucketName":
 		return at + "correct --s3-bucket"
-	case "AccessDenied", "AllAccessDisabled", "AccountProblem":
+	case "AccessDenied", "AllAccessDisabled", "AccountProblem", "Forbidden":
 		return at + "the credentials may not do this: let them get, put, delete and list objects of the bucket, or use others"
 	case "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "InvalidSecurity", "MissingSecurityHeader", "AuthorizationQueryParametersError":
 		return at + "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, profile or role), and --s3-endpoint and --s3-region, which they are for"
@@ -66,7 +66,7 @@ func (s *Store) advice(code string) string {
 		return at + "it is in another region: correct --s3-region or --s3-endpoint"
 	case "RequestTimeTooSkewed":
 		return at + "its clock and ours differ by minutes: correct ours"
-	case "":
+	case "", "UnknownError", "NotFound", "BadRequest", "MethodNotAllowed": // made up by the SDK
 		return at + "the answer is not one of S3: check --s3-endpoint and --s3-path-style"
 	}
 	return at + "see the store's documentation of this code"
@@ -81,8 +81,8 @@ func (s *Store) judge(ctx context.Context, op, key string, err error) error {
 	if errors.As(err, &answer) {
 		status = answer.HTTPStatusCode()
 	}
-	// Answers without a body (a proxy's, a HEAD's) come with a code made up from
-	// the status; "UnknownError" stands for none.
+	// For an answer without a code (a proxy's) the SDK makes one up from the
+	// status, such as "NotFound", which is not "NoSuchKey".
 	if errors.As(err, &api) {
 		code, message = api.ErrorCode(), api.ErrorMessage()
 	}
@@ -100,18 +100,15 @@ func (s *Store) judge(ctx context.Context, op, key string, err error) error {
 			cache.Invalidate()
 		}
 	}
-	switch kind {
-	case objectstore.ErrNotFound, objectstore.ErrExists:
+	switch {
+	case errors.Is(kind, objectstore.ErrNotFound), errors.Is(kind, objectstore.ErrExists):
 		if op == "PutIfMatch" {
 			return objectstore.Fail(op, key, objectstore.ErrMismatch, "")
 		}
 		return objectstore.Fail(op, key, kind, "")
-	case objectstore.ErrRange:
+	case errors.Is(kind, objectstore.ErrRange):
 		return objectstore.Fail(op, key, kind, "")
-	case objectstore.ErrPermanent:
-		if code == "UnknownError" {
-			code = ""
-		}
+	case errors.Is(kind, objectstore.ErrPermanent):
 		return objectstore.Fail(op, key, kind, "HTTP status %d, code %q (%s): %s", status, code, message, s.advice(code))
 	}
 	hint := ""

@@ -39,6 +39,9 @@ type Config struct {
 	// up: until its answer begins, and between two pieces of a body. 0 means
 	// 10 s. A put gets a second more for each 256 KiB of its body.
 	Silence time.Duration
+	// RetryPause is the longest pause before the first repeat of a read, delete
+	// or list; it doubles up to 2 s. 0 means 50 ms.
+	RetryPause time.Duration
 }
 
 // MaxPrefixBytes is the longest Config.Prefix: S3 takes keys of 1024 bytes.
@@ -47,6 +50,7 @@ const MaxPrefixBytes = 1024 - objectstore.MaxKeyBytes
 const (
 	defaultConnectTimeout = 3 * time.Second
 	defaultSilence        = 10 * time.Second
+	defaultRetryPause     = 50 * time.Millisecond
 	// maxIdleConns are kept per host: the lanes of a writer and the fan-out of a
 	// reader should find their connection open. (The SDK keeps 10.)
 	maxIdleConns = 256
@@ -85,6 +89,9 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	}
 	if c.Silence == 0 {
 		c.Silence = defaultSilence
+	}
+	if c.RetryPause == 0 {
+		c.RetryPause = defaultRetryPause
 	}
 	client := awshttp.NewBuildableClient().
 		WithDialerOptions(func(d *net.Dialer) { d.Timeout = c.ConnectTimeout }).

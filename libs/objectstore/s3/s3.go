@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 	"strconv"
@@ -81,10 +82,10 @@ func (s *Store) put(ctx context.Context, op, key string, body []byte, in *s3.Put
 	}
 	a := begin(ctx, s.config.Silence+time.Duration(len(body))*time.Second/putBytesPerSecond)
 	defer a.end()
-	lent := &lentBody{b: body}
-	defer lent.takeBack()
 	in.Bucket, in.Key = &s.config.Bucket, s.full(key)
-	in.Body, in.ContentLength = lent, aws.Int64(int64(len(body)))
+	// The SDK reads no more of it once the call is over. It could be held up in
+	// one write of all the bytes, so it is not shown that the reader can do that.
+	in.Body, in.ContentLength = struct{ io.ReadSeeker }{bytes.NewReader(body)}, aws.Int64(int64(len(body)))
 	out, err := s.api.PutObject(a.ctx, in)
 	if err != nil {
 		return "", s.judge(ctx, op, key, a.cause(err))
@@ -101,7 +102,7 @@ func (s *Store) Get(ctx context.Context, key string) (o objectstore.Object, err 
 	if err := s.check(ctx, op, key); err != nil {
 		return o, err
 	}
-	err = again(ctx, func() error {
+	err = s.again(ctx, func() error {
 		o, err = s.get(ctx, op, key)
 		return err
 	})
@@ -153,7 +154,7 @@ func (s *Store) GetRange(ctx context.Context, key string, r objectstore.Range) (
 	if err := s.check(ctx, op, key); err != nil {
 		return o, err
 	}
-	err = again(ctx, func() error {
+	err = s.again(ctx, func() error {
 		o, err = s.getRange(ctx, op, key, r)
 		return err
 	})
@@ -180,7 +181,7 @@ func (s *Store) getRange(ctx context.Context, op, key string, r objectstore.Rang
 	if errors.Is(err, objectstore.ErrRange) && r.Offset < 0 {
 		// Some servers refuse a suffix longer than the object. Then all of it,
 		// which is less than was asked for; of an empty one it is ErrRange.
-		return s.cutFromWhole(ctx, op, key, r, func() (objectstore.Object, error) { return s.get(ctx, op, key) })
+		return cutFromWhole(op, key, r, func() (objectstore.Object, error) { return s.get(ctx, op, key) })
 	}
 	if err != nil {
 		return objectstore.Object{}, err
@@ -188,7 +189,7 @@ func (s *Store) getRange(ctx context.Context, op, key string, r objectstore.Rang
 	defer got.close()
 	if got.ContentRange == nil {
 		// The server ignored the range, as HTTP allows.
-		return s.cutFromWhole(ctx, op, key, r, func() (objectstore.Object, error) { return s.body(ctx, op, key, got) })
+		return cutFromWhole(op, key, r, func() (objectstore.Object, error) { return s.body(ctx, op, key, got) })
 	}
 	var first, last, size int64
 	if n, err := fmt.Sscanf(*got.ContentRange, "bytes %d-%d/%d", &first, &last, &size); n != 3 || err != nil {
@@ -209,7 +210,7 @@ func (s *Store) getRange(ctx context.Context, op, key string, r objectstore.Rang
 	return o, nil
 }
 
-func (s *Store) cutFromWhole(_ context.Context, op, key string, r objectstore.Range, whole func() (objectstore.Object, error)) (objectstore.Object, error) {
+func cutFromWhole(op, key string, r objectstore.Range, whole func() (objectstore.Object, error)) (objectstore.Object, error) {
 	o, err := whole()
 	if err != nil {
 		return objectstore.Object{}, err
@@ -228,7 +229,7 @@ func (s *Store) Delete(ctx context.Context, keys ...string) error {
 		return err
 	}
 	for batch := range slices.Chunk(keys, deleteBatch) {
-		if err := again(ctx, func() (err error) {
+		if err := s.again(ctx, func() (err error) {
 			batch, err = s.delete(ctx, batch)
 			return err
 		}); err != nil {
@@ -293,10 +294,10 @@ func (s *Store) judgeDelete(op, key, code, message string) error {
 	if !known {
 		kind = objectstore.ErrPermanent
 	}
-	switch kind {
-	case objectstore.ErrNotFound:
+	switch {
+	case errors.Is(kind, objectstore.ErrNotFound):
 		return nil
-	case objectstore.ErrExists, objectstore.ErrRange, objectstore.ErrPermanent:
+	case !passing(kind):
 		return objectstore.Fail(op, key, objectstore.ErrPermanent, "code %q (%s): %s", code, message, s.advice(code))
 	}
 	return objectstore.Fail(op, key, kind, "code %q (%s)", code, message)
@@ -314,7 +315,7 @@ func (s *Store) List(ctx context.Context, prefix, after string, limit int) ([]ob
 	infos := []objectstore.Info{}
 	for {
 		var out *s3.ListObjectsV2Output
-		err := again(ctx, func() (err error) {
+		err := s.again(ctx, func() (err error) {
 			out, err = s.list(ctx, op, prefix, after, limit-len(infos))
 			return err
 		})
