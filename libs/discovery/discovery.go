@@ -29,6 +29,11 @@ const (
 	Gateway     Service = "gateway"
 )
 
+// Services returns every service, in the order of the write path.
+func Services() []Service {
+	return []Service{Sequencer, ChainWriter, Reader, Settler, Reaper, Index, Cache, Gateway}
+}
+
 // Node is one registered instance of a service.
 type Node struct {
 	ID      string            // unique in the constellation: node id and service

@@ -209,3 +209,16 @@ func pairs(kv []string) map[string]string {
 	}
 	return m
 }
+
+// Annotate returns err as a status error with a sentence before its message;
+// code and details stay.
+func Annotate(err error, sentence string) error {
+	s := status.Convert(err)
+	details := make([]protoadapt.MessageV1, 0, len(s.Details()))
+	for _, d := range s.Details() {
+		if m, ok := d.(protoadapt.MessageV1); ok {
+			details = append(details, m)
+		}
+	}
+	return withDetails(status.New(s.Code(), sentence+": "+s.Message()), details...)
+}

@@ -3,6 +3,7 @@ package stream
 import (
 	"crypto/rand"
 	"fmt"
+	"hash/fnv"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -92,4 +93,12 @@ func parseULID(what, s string) (ulid.ULID, error) {
 		return ulid.ULID{}, fmt.Errorf("%s %q is not a ULID: %w", what, s, err)
 	}
 	return u, nil
+}
+
+// Shard returns the shard of a stream in a constellation of n shards. It is a
+// function of the id alone and never changes: FNV-1a over its 16 bytes.
+func (id ID) Shard(n uint32) Shard {
+	h := fnv.New32a()
+	_, _ = h.Write(id[:])
+	return Shard(h.Sum32() % n)
 }

@@ -1693,7 +1693,7 @@ func (x *GetDescriptorRequest) GetStreamId() string {
 
 type GetDescriptorResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Descriptor_   *StreamDescriptor      `protobuf:"bytes,1,opt,name=descriptor,proto3" json:"descriptor,omitempty"`
+	Stream        *StreamDescriptor      `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1728,9 +1728,9 @@ func (*GetDescriptorResponse) Descriptor() ([]byte, []int) {
 	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{34}
 }
 
-func (x *GetDescriptorResponse) GetDescriptor_() *StreamDescriptor {
+func (x *GetDescriptorResponse) GetStream() *StreamDescriptor {
 	if x != nil {
-		return x.Descriptor_
+		return x.Stream
 	}
 	return nil
 }
@@ -2399,8 +2399,8 @@ func (x *CreateStreamRequest) GetRequestToken() string {
 }
 
 type CreateStreamResponse struct {
-	state       protoimpl.MessageState `protogen:"open.v1"`
-	Descriptor_ *StreamDescriptor      `protobuf:"bytes,1,opt,name=descriptor,proto3" json:"descriptor,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Stream *StreamDescriptor      `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
 	// This call made it.
 	Created       bool `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2437,9 +2437,9 @@ func (*CreateStreamResponse) Descriptor() ([]byte, []int) {
 	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{48}
 }
 
-func (x *CreateStreamResponse) GetDescriptor_() *StreamDescriptor {
+func (x *CreateStreamResponse) GetStream() *StreamDescriptor {
 	if x != nil {
-		return x.Descriptor_
+		return x.Stream
 	}
 	return nil
 }
@@ -2522,7 +2522,7 @@ func (x *ResolveStreamRequest) GetForRead() bool {
 
 type ResolveStreamResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Descriptor_   *StreamDescriptor      `protobuf:"bytes,1,opt,name=descriptor,proto3" json:"descriptor,omitempty"`
+	Stream        *StreamDescriptor      `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2557,9 +2557,9 @@ func (*ResolveStreamResponse) Descriptor() ([]byte, []int) {
 	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{50}
 }
 
-func (x *ResolveStreamResponse) GetDescriptor_() *StreamDescriptor {
+func (x *ResolveStreamResponse) GetStream() *StreamDescriptor {
 	if x != nil {
-		return x.Descriptor_
+		return x.Stream
 	}
 	return nil
 }
@@ -2755,7 +2755,7 @@ func (x *UpdateStreamRequest) GetStreamId() string {
 
 type UpdateStreamResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Descriptor_   *StreamDescriptor      `protobuf:"bytes,1,opt,name=descriptor,proto3" json:"descriptor,omitempty"`
+	Stream        *StreamDescriptor      `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2790,9 +2790,9 @@ func (*UpdateStreamResponse) Descriptor() ([]byte, []int) {
 	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{54}
 }
 
-func (x *UpdateStreamResponse) GetDescriptor_() *StreamDescriptor {
+func (x *UpdateStreamResponse) GetStream() *StreamDescriptor {
 	if x != nil {
-		return x.Descriptor_
+		return x.Stream
 	}
 	return nil
 }
@@ -2902,6 +2902,102 @@ func (x *FreeNameResponse) GetFreed() bool {
 	return false
 }
 
+type RemoveOrphanRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bucket        string                 `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
+	Stream        string                 `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
+	StreamId      string                 `protobuf:"bytes,3,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveOrphanRequest) Reset() {
+	*x = RemoveOrphanRequest{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveOrphanRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveOrphanRequest) ProtoMessage() {}
+
+func (x *RemoveOrphanRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveOrphanRequest.ProtoReflect.Descriptor instead.
+func (*RemoveOrphanRequest) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *RemoveOrphanRequest) GetBucket() string {
+	if x != nil {
+		return x.Bucket
+	}
+	return ""
+}
+
+func (x *RemoveOrphanRequest) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *RemoveOrphanRequest) GetStreamId() string {
+	if x != nil {
+		return x.StreamId
+	}
+	return ""
+}
+
+type RemoveOrphanResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveOrphanResponse) Reset() {
+	*x = RemoveOrphanResponse{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveOrphanResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveOrphanResponse) ProtoMessage() {}
+
+func (x *RemoveOrphanResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveOrphanResponse.ProtoReflect.Descriptor instead.
+func (*RemoveOrphanResponse) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{58}
+}
+
 type PutDueRequest struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Due             *Due                   `protobuf:"bytes,1,opt,name=due,proto3" json:"due,omitempty"`
@@ -2912,7 +3008,7 @@ type PutDueRequest struct {
 
 func (x *PutDueRequest) Reset() {
 	*x = PutDueRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[57]
+	mi := &file_nova_index_v1_index_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2924,7 +3020,7 @@ func (x *PutDueRequest) String() string {
 func (*PutDueRequest) ProtoMessage() {}
 
 func (x *PutDueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[57]
+	mi := &file_nova_index_v1_index_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2937,7 +3033,7 @@ func (x *PutDueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutDueRequest.ProtoReflect.Descriptor instead.
 func (*PutDueRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{57}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PutDueRequest) GetDue() *Due {
@@ -2963,7 +3059,7 @@ type PutDueResponse struct {
 
 func (x *PutDueResponse) Reset() {
 	*x = PutDueResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[58]
+	mi := &file_nova_index_v1_index_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2975,7 +3071,7 @@ func (x *PutDueResponse) String() string {
 func (*PutDueResponse) ProtoMessage() {}
 
 func (x *PutDueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[58]
+	mi := &file_nova_index_v1_index_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2988,7 +3084,7 @@ func (x *PutDueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutDueResponse.ProtoReflect.Descriptor instead.
 func (*PutDueResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{58}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PutDueResponse) GetVersion() int64 {
@@ -3011,7 +3107,7 @@ type ListDueRequest struct {
 
 func (x *ListDueRequest) Reset() {
 	*x = ListDueRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[59]
+	mi := &file_nova_index_v1_index_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3023,7 +3119,7 @@ func (x *ListDueRequest) String() string {
 func (*ListDueRequest) ProtoMessage() {}
 
 func (x *ListDueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[59]
+	mi := &file_nova_index_v1_index_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3036,7 +3132,7 @@ func (x *ListDueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDueRequest.ProtoReflect.Descriptor instead.
 func (*ListDueRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{59}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListDueRequest) GetQueue() string {
@@ -3070,7 +3166,7 @@ type VersionedDue struct {
 
 func (x *VersionedDue) Reset() {
 	*x = VersionedDue{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[60]
+	mi := &file_nova_index_v1_index_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3082,7 +3178,7 @@ func (x *VersionedDue) String() string {
 func (*VersionedDue) ProtoMessage() {}
 
 func (x *VersionedDue) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[60]
+	mi := &file_nova_index_v1_index_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3095,7 +3191,7 @@ func (x *VersionedDue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionedDue.ProtoReflect.Descriptor instead.
 func (*VersionedDue) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{60}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *VersionedDue) GetDue() *Due {
@@ -3123,7 +3219,7 @@ type ListDueResponse struct {
 
 func (x *ListDueResponse) Reset() {
 	*x = ListDueResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[61]
+	mi := &file_nova_index_v1_index_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3135,7 +3231,7 @@ func (x *ListDueResponse) String() string {
 func (*ListDueResponse) ProtoMessage() {}
 
 func (x *ListDueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[61]
+	mi := &file_nova_index_v1_index_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3148,7 +3244,7 @@ func (x *ListDueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDueResponse.ProtoReflect.Descriptor instead.
 func (*ListDueResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{61}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListDueResponse) GetDue() []*VersionedDue {
@@ -3177,7 +3273,7 @@ type DeleteDueRequest struct {
 
 func (x *DeleteDueRequest) Reset() {
 	*x = DeleteDueRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[62]
+	mi := &file_nova_index_v1_index_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3285,7 @@ func (x *DeleteDueRequest) String() string {
 func (*DeleteDueRequest) ProtoMessage() {}
 
 func (x *DeleteDueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[62]
+	mi := &file_nova_index_v1_index_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3298,7 @@ func (x *DeleteDueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDueRequest.ProtoReflect.Descriptor instead.
 func (*DeleteDueRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{62}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DeleteDueRequest) GetQueue() string {
@@ -3241,7 +3337,7 @@ type DeleteDueResponse struct {
 
 func (x *DeleteDueResponse) Reset() {
 	*x = DeleteDueResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[63]
+	mi := &file_nova_index_v1_index_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3253,7 +3349,7 @@ func (x *DeleteDueResponse) String() string {
 func (*DeleteDueResponse) ProtoMessage() {}
 
 func (x *DeleteDueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[63]
+	mi := &file_nova_index_v1_index_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3266,7 +3362,7 @@ func (x *DeleteDueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDueResponse.ProtoReflect.Descriptor instead.
 func (*DeleteDueResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{63}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{65}
 }
 
 var File_nova_index_v1_index_proto protoreflect.FileDescriptor
@@ -3364,11 +3460,9 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x0fPutHeadResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x03R\aversion\"3\n" +
 	"\x14GetDescriptorRequest\x12\x1b\n" +
-	"\tstream_id\x18\x01 \x01(\tR\bstreamId\"X\n" +
-	"\x15GetDescriptorResponse\x12?\n" +
-	"\n" +
-	"descriptor\x18\x01 \x01(\v2\x1f.nova.index.v1.StreamDescriptorR\n" +
-	"descriptor\"\x81\x01\n" +
+	"\tstream_id\x18\x01 \x01(\tR\bstreamId\"P\n" +
+	"\x15GetDescriptorResponse\x127\n" +
+	"\x06stream\x18\x01 \x01(\v2\x1f.nova.index.v1.StreamDescriptorR\x06stream\"\x81\x01\n" +
 	"\x13CreateBucketRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12-\n" +
 	"\x06config\x18\x02 \x01(\v2\x15.nova.v1.BucketConfigR\x06config\x12#\n" +
@@ -3406,22 +3500,18 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12-\n" +
 	"\x06config\x18\x03 \x01(\v2\x15.nova.v1.StreamConfigR\x06config\x12#\n" +
-	"\rrequest_token\x18\x04 \x01(\tR\frequestToken\"q\n" +
-	"\x14CreateStreamResponse\x12?\n" +
-	"\n" +
-	"descriptor\x18\x01 \x01(\v2\x1f.nova.index.v1.StreamDescriptorR\n" +
-	"descriptor\x12\x18\n" +
+	"\rrequest_token\x18\x04 \x01(\tR\frequestToken\"i\n" +
+	"\x14CreateStreamResponse\x127\n" +
+	"\x06stream\x18\x01 \x01(\v2\x1f.nova.index.v1.StreamDescriptorR\x06stream\x12\x18\n" +
 	"\acreated\x18\x02 \x01(\bR\acreated\"\x80\x01\n" +
 	"\x14ResolveStreamRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1d\n" +
 	"\n" +
 	"for_append\x18\x03 \x01(\bR\tforAppend\x12\x19\n" +
-	"\bfor_read\x18\x04 \x01(\bR\aforRead\"X\n" +
-	"\x15ResolveStreamResponse\x12?\n" +
-	"\n" +
-	"descriptor\x18\x01 \x01(\v2\x1f.nova.index.v1.StreamDescriptorR\n" +
-	"descriptor\"{\n" +
+	"\bfor_read\x18\x04 \x01(\bR\aforRead\"P\n" +
+	"\x15ResolveStreamResponse\x127\n" +
+	"\x06stream\x18\x01 \x01(\v2\x1f.nova.index.v1.StreamDescriptorR\x06stream\"{\n" +
 	"\x12ListStreamsRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x1f\n" +
@@ -3435,17 +3525,20 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12-\n" +
 	"\x06config\x18\x03 \x01(\v2\x15.nova.v1.StreamConfigR\x06config\x12\x1b\n" +
-	"\tstream_id\x18\x04 \x01(\tR\bstreamId\"W\n" +
-	"\x14UpdateStreamResponse\x12?\n" +
-	"\n" +
-	"descriptor\x18\x01 \x01(\v2\x1f.nova.index.v1.StreamDescriptorR\n" +
-	"descriptor\"^\n" +
+	"\tstream_id\x18\x04 \x01(\tR\bstreamId\"O\n" +
+	"\x14UpdateStreamResponse\x127\n" +
+	"\x06stream\x18\x01 \x01(\v2\x1f.nova.index.v1.StreamDescriptorR\x06stream\"^\n" +
 	"\x0fFreeNameRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
 	"\tstream_id\x18\x03 \x01(\tR\bstreamId\"(\n" +
 	"\x10FreeNameResponse\x12\x14\n" +
-	"\x05freed\x18\x01 \x01(\bR\x05freed\"`\n" +
+	"\x05freed\x18\x01 \x01(\bR\x05freed\"b\n" +
+	"\x13RemoveOrphanRequest\x12\x16\n" +
+	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
+	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
+	"\tstream_id\x18\x03 \x01(\tR\bstreamId\"\x16\n" +
+	"\x14RemoveOrphanResponse\"`\n" +
 	"\rPutDueRequest\x12$\n" +
 	"\x03due\x18\x01 \x01(\v2\x12.nova.index.v1.DueR\x03due\x12)\n" +
 	"\x10expected_version\x18\x02 \x01(\x03R\x0fexpectedVersion\"*\n" +
@@ -3466,7 +3559,7 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x02at\x18\x02 \x01(\x03R\x02at\x12\x15\n" +
 	"\x06due_id\x18\x03 \x01(\tR\x05dueId\x12)\n" +
 	"\x10expected_version\x18\x04 \x01(\x03R\x0fexpectedVersion\"\x13\n" +
-	"\x11DeleteDueResponse2\xef\x13\n" +
+	"\x11DeleteDueResponse2\xc8\x14\n" +
 	"\fIndexService\x12f\n" +
 	"\x11OpenConstellation\x12'.nova.index.v1.OpenConstellationRequest\x1a(.nova.index.v1.OpenConstellationResponse\x12H\n" +
 	"\aGetLife\x12\x1d.nova.index.v1.GetLifeRequest\x1a\x1e.nova.index.v1.GetLifeResponse\x12H\n" +
@@ -3497,7 +3590,8 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\rResolveStream\x12#.nova.index.v1.ResolveStreamRequest\x1a$.nova.index.v1.ResolveStreamResponse\x12T\n" +
 	"\vListStreams\x12!.nova.index.v1.ListStreamsRequest\x1a\".nova.index.v1.ListStreamsResponse\x12W\n" +
 	"\fUpdateStream\x12\".nova.index.v1.UpdateStreamRequest\x1a#.nova.index.v1.UpdateStreamResponse\x12K\n" +
-	"\bFreeName\x12\x1e.nova.index.v1.FreeNameRequest\x1a\x1f.nova.index.v1.FreeNameResponse\x12E\n" +
+	"\bFreeName\x12\x1e.nova.index.v1.FreeNameRequest\x1a\x1f.nova.index.v1.FreeNameResponse\x12W\n" +
+	"\fRemoveOrphan\x12\".nova.index.v1.RemoveOrphanRequest\x1a#.nova.index.v1.RemoveOrphanResponse\x12E\n" +
 	"\x06PutDue\x12\x1c.nova.index.v1.PutDueRequest\x1a\x1d.nova.index.v1.PutDueResponse\x12H\n" +
 	"\aListDue\x12\x1d.nova.index.v1.ListDueRequest\x1a\x1e.nova.index.v1.ListDueResponse\x12N\n" +
 	"\tDeleteDue\x12\x1f.nova.index.v1.DeleteDueRequest\x1a .nova.index.v1.DeleteDueResponseB=Z;github.com/nova-stream/nova/proto/gen/nova/index/v1;indexpbb\x06proto3"
@@ -3514,7 +3608,7 @@ func file_nova_index_v1_index_proto_rawDescGZIP() []byte {
 	return file_nova_index_v1_index_proto_rawDescData
 }
 
-var file_nova_index_v1_index_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_nova_index_v1_index_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_nova_index_v1_index_proto_goTypes = []any{
 	(*OpenConstellationRequest)(nil),   // 0: nova.index.v1.OpenConstellationRequest
 	(*OpenConstellationResponse)(nil),  // 1: nova.index.v1.OpenConstellationResponse
@@ -3573,60 +3667,62 @@ var file_nova_index_v1_index_proto_goTypes = []any{
 	(*UpdateStreamResponse)(nil),       // 54: nova.index.v1.UpdateStreamResponse
 	(*FreeNameRequest)(nil),            // 55: nova.index.v1.FreeNameRequest
 	(*FreeNameResponse)(nil),           // 56: nova.index.v1.FreeNameResponse
-	(*PutDueRequest)(nil),              // 57: nova.index.v1.PutDueRequest
-	(*PutDueResponse)(nil),             // 58: nova.index.v1.PutDueResponse
-	(*ListDueRequest)(nil),             // 59: nova.index.v1.ListDueRequest
-	(*VersionedDue)(nil),               // 60: nova.index.v1.VersionedDue
-	(*ListDueResponse)(nil),            // 61: nova.index.v1.ListDueResponse
-	(*DeleteDueRequest)(nil),           // 62: nova.index.v1.DeleteDueRequest
-	(*DeleteDueResponse)(nil),          // 63: nova.index.v1.DeleteDueResponse
-	(*Constellation)(nil),              // 64: nova.index.v1.Constellation
-	(*Life)(nil),                       // 65: nova.index.v1.Life
-	(*Shard)(nil),                      // 66: nova.index.v1.Shard
-	(*Chain)(nil),                      // 67: nova.index.v1.Chain
-	(*Directory)(nil),                  // 68: nova.index.v1.Directory
-	(*Head)(nil),                       // 69: nova.index.v1.Head
-	(*StreamDescriptor)(nil),           // 70: nova.index.v1.StreamDescriptor
-	(*v1.BucketConfig)(nil),            // 71: nova.v1.BucketConfig
-	(*BucketRecord)(nil),               // 72: nova.index.v1.BucketRecord
-	(*v1.StreamConfig)(nil),            // 73: nova.v1.StreamConfig
-	(*Due)(nil),                        // 74: nova.index.v1.Due
+	(*RemoveOrphanRequest)(nil),        // 57: nova.index.v1.RemoveOrphanRequest
+	(*RemoveOrphanResponse)(nil),       // 58: nova.index.v1.RemoveOrphanResponse
+	(*PutDueRequest)(nil),              // 59: nova.index.v1.PutDueRequest
+	(*PutDueResponse)(nil),             // 60: nova.index.v1.PutDueResponse
+	(*ListDueRequest)(nil),             // 61: nova.index.v1.ListDueRequest
+	(*VersionedDue)(nil),               // 62: nova.index.v1.VersionedDue
+	(*ListDueResponse)(nil),            // 63: nova.index.v1.ListDueResponse
+	(*DeleteDueRequest)(nil),           // 64: nova.index.v1.DeleteDueRequest
+	(*DeleteDueResponse)(nil),          // 65: nova.index.v1.DeleteDueResponse
+	(*Constellation)(nil),              // 66: nova.index.v1.Constellation
+	(*Life)(nil),                       // 67: nova.index.v1.Life
+	(*Shard)(nil),                      // 68: nova.index.v1.Shard
+	(*Chain)(nil),                      // 69: nova.index.v1.Chain
+	(*Directory)(nil),                  // 70: nova.index.v1.Directory
+	(*Head)(nil),                       // 71: nova.index.v1.Head
+	(*StreamDescriptor)(nil),           // 72: nova.index.v1.StreamDescriptor
+	(*v1.BucketConfig)(nil),            // 73: nova.v1.BucketConfig
+	(*BucketRecord)(nil),               // 74: nova.index.v1.BucketRecord
+	(*v1.StreamConfig)(nil),            // 75: nova.v1.StreamConfig
+	(*Due)(nil),                        // 76: nova.index.v1.Due
 }
 var file_nova_index_v1_index_proto_depIdxs = []int32{
-	64, // 0: nova.index.v1.OpenConstellationResponse.constellation:type_name -> nova.index.v1.Constellation
-	65, // 1: nova.index.v1.GetLifeResponse.life:type_name -> nova.index.v1.Life
-	65, // 2: nova.index.v1.PutLifeRequest.life:type_name -> nova.index.v1.Life
-	65, // 3: nova.index.v1.VersionedLife.life:type_name -> nova.index.v1.Life
+	66, // 0: nova.index.v1.OpenConstellationResponse.constellation:type_name -> nova.index.v1.Constellation
+	67, // 1: nova.index.v1.GetLifeResponse.life:type_name -> nova.index.v1.Life
+	67, // 2: nova.index.v1.PutLifeRequest.life:type_name -> nova.index.v1.Life
+	67, // 3: nova.index.v1.VersionedLife.life:type_name -> nova.index.v1.Life
 	7,  // 4: nova.index.v1.ListLivesResponse.lives:type_name -> nova.index.v1.VersionedLife
-	66, // 5: nova.index.v1.GetShardResponse.shard:type_name -> nova.index.v1.Shard
-	66, // 6: nova.index.v1.PutShardRequest.shard:type_name -> nova.index.v1.Shard
-	66, // 7: nova.index.v1.VersionedShard.shard:type_name -> nova.index.v1.Shard
+	68, // 5: nova.index.v1.GetShardResponse.shard:type_name -> nova.index.v1.Shard
+	68, // 6: nova.index.v1.PutShardRequest.shard:type_name -> nova.index.v1.Shard
+	68, // 7: nova.index.v1.VersionedShard.shard:type_name -> nova.index.v1.Shard
 	16, // 8: nova.index.v1.ListShardsResponse.shards:type_name -> nova.index.v1.VersionedShard
-	67, // 9: nova.index.v1.GetChainResponse.chain:type_name -> nova.index.v1.Chain
-	67, // 10: nova.index.v1.PutChainRequest.chain:type_name -> nova.index.v1.Chain
-	67, // 11: nova.index.v1.VersionedChain.chain:type_name -> nova.index.v1.Chain
+	69, // 9: nova.index.v1.GetChainResponse.chain:type_name -> nova.index.v1.Chain
+	69, // 10: nova.index.v1.PutChainRequest.chain:type_name -> nova.index.v1.Chain
+	69, // 11: nova.index.v1.VersionedChain.chain:type_name -> nova.index.v1.Chain
 	23, // 12: nova.index.v1.ListChainsResponse.chains:type_name -> nova.index.v1.VersionedChain
-	68, // 13: nova.index.v1.PutDirectoryRequest.directory:type_name -> nova.index.v1.Directory
-	68, // 14: nova.index.v1.ListDirectoriesResponse.directories:type_name -> nova.index.v1.Directory
-	69, // 15: nova.index.v1.GetHeadResponse.head:type_name -> nova.index.v1.Head
-	69, // 16: nova.index.v1.PutHeadRequest.head:type_name -> nova.index.v1.Head
-	70, // 17: nova.index.v1.GetDescriptorResponse.descriptor:type_name -> nova.index.v1.StreamDescriptor
-	71, // 18: nova.index.v1.CreateBucketRequest.config:type_name -> nova.v1.BucketConfig
-	72, // 19: nova.index.v1.CreateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	72, // 20: nova.index.v1.GetBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	72, // 21: nova.index.v1.ListBucketsResponse.buckets:type_name -> nova.index.v1.BucketRecord
-	71, // 22: nova.index.v1.UpdateBucketRequest.config:type_name -> nova.v1.BucketConfig
-	72, // 23: nova.index.v1.UpdateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	72, // 24: nova.index.v1.BeginDeleteBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	73, // 25: nova.index.v1.CreateStreamRequest.config:type_name -> nova.v1.StreamConfig
-	70, // 26: nova.index.v1.CreateStreamResponse.descriptor:type_name -> nova.index.v1.StreamDescriptor
-	70, // 27: nova.index.v1.ResolveStreamResponse.descriptor:type_name -> nova.index.v1.StreamDescriptor
-	70, // 28: nova.index.v1.ListStreamsResponse.streams:type_name -> nova.index.v1.StreamDescriptor
-	73, // 29: nova.index.v1.UpdateStreamRequest.config:type_name -> nova.v1.StreamConfig
-	70, // 30: nova.index.v1.UpdateStreamResponse.descriptor:type_name -> nova.index.v1.StreamDescriptor
-	74, // 31: nova.index.v1.PutDueRequest.due:type_name -> nova.index.v1.Due
-	74, // 32: nova.index.v1.VersionedDue.due:type_name -> nova.index.v1.Due
-	60, // 33: nova.index.v1.ListDueResponse.due:type_name -> nova.index.v1.VersionedDue
+	70, // 13: nova.index.v1.PutDirectoryRequest.directory:type_name -> nova.index.v1.Directory
+	70, // 14: nova.index.v1.ListDirectoriesResponse.directories:type_name -> nova.index.v1.Directory
+	71, // 15: nova.index.v1.GetHeadResponse.head:type_name -> nova.index.v1.Head
+	71, // 16: nova.index.v1.PutHeadRequest.head:type_name -> nova.index.v1.Head
+	72, // 17: nova.index.v1.GetDescriptorResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	73, // 18: nova.index.v1.CreateBucketRequest.config:type_name -> nova.v1.BucketConfig
+	74, // 19: nova.index.v1.CreateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	74, // 20: nova.index.v1.GetBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	74, // 21: nova.index.v1.ListBucketsResponse.buckets:type_name -> nova.index.v1.BucketRecord
+	73, // 22: nova.index.v1.UpdateBucketRequest.config:type_name -> nova.v1.BucketConfig
+	74, // 23: nova.index.v1.UpdateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	74, // 24: nova.index.v1.BeginDeleteBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	75, // 25: nova.index.v1.CreateStreamRequest.config:type_name -> nova.v1.StreamConfig
+	72, // 26: nova.index.v1.CreateStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	72, // 27: nova.index.v1.ResolveStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	72, // 28: nova.index.v1.ListStreamsResponse.streams:type_name -> nova.index.v1.StreamDescriptor
+	75, // 29: nova.index.v1.UpdateStreamRequest.config:type_name -> nova.v1.StreamConfig
+	72, // 30: nova.index.v1.UpdateStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	76, // 31: nova.index.v1.PutDueRequest.due:type_name -> nova.index.v1.Due
+	76, // 32: nova.index.v1.VersionedDue.due:type_name -> nova.index.v1.Due
+	62, // 33: nova.index.v1.ListDueResponse.due:type_name -> nova.index.v1.VersionedDue
 	0,  // 34: nova.index.v1.IndexService.OpenConstellation:input_type -> nova.index.v1.OpenConstellationRequest
 	2,  // 35: nova.index.v1.IndexService.GetLife:input_type -> nova.index.v1.GetLifeRequest
 	4,  // 36: nova.index.v1.IndexService.PutLife:input_type -> nova.index.v1.PutLifeRequest
@@ -3654,41 +3750,43 @@ var file_nova_index_v1_index_proto_depIdxs = []int32{
 	51, // 58: nova.index.v1.IndexService.ListStreams:input_type -> nova.index.v1.ListStreamsRequest
 	53, // 59: nova.index.v1.IndexService.UpdateStream:input_type -> nova.index.v1.UpdateStreamRequest
 	55, // 60: nova.index.v1.IndexService.FreeName:input_type -> nova.index.v1.FreeNameRequest
-	57, // 61: nova.index.v1.IndexService.PutDue:input_type -> nova.index.v1.PutDueRequest
-	59, // 62: nova.index.v1.IndexService.ListDue:input_type -> nova.index.v1.ListDueRequest
-	62, // 63: nova.index.v1.IndexService.DeleteDue:input_type -> nova.index.v1.DeleteDueRequest
-	1,  // 64: nova.index.v1.IndexService.OpenConstellation:output_type -> nova.index.v1.OpenConstellationResponse
-	3,  // 65: nova.index.v1.IndexService.GetLife:output_type -> nova.index.v1.GetLifeResponse
-	5,  // 66: nova.index.v1.IndexService.PutLife:output_type -> nova.index.v1.PutLifeResponse
-	8,  // 67: nova.index.v1.IndexService.ListLives:output_type -> nova.index.v1.ListLivesResponse
-	10, // 68: nova.index.v1.IndexService.DeleteLife:output_type -> nova.index.v1.DeleteLifeResponse
-	12, // 69: nova.index.v1.IndexService.GetShard:output_type -> nova.index.v1.GetShardResponse
-	14, // 70: nova.index.v1.IndexService.PutShard:output_type -> nova.index.v1.PutShardResponse
-	17, // 71: nova.index.v1.IndexService.ListShards:output_type -> nova.index.v1.ListShardsResponse
-	19, // 72: nova.index.v1.IndexService.GetChain:output_type -> nova.index.v1.GetChainResponse
-	21, // 73: nova.index.v1.IndexService.PutChain:output_type -> nova.index.v1.PutChainResponse
-	24, // 74: nova.index.v1.IndexService.ListChains:output_type -> nova.index.v1.ListChainsResponse
-	26, // 75: nova.index.v1.IndexService.PutDirectory:output_type -> nova.index.v1.PutDirectoryResponse
-	28, // 76: nova.index.v1.IndexService.ListDirectories:output_type -> nova.index.v1.ListDirectoriesResponse
-	30, // 77: nova.index.v1.IndexService.GetHead:output_type -> nova.index.v1.GetHeadResponse
-	32, // 78: nova.index.v1.IndexService.PutHead:output_type -> nova.index.v1.PutHeadResponse
-	34, // 79: nova.index.v1.IndexService.GetDescriptor:output_type -> nova.index.v1.GetDescriptorResponse
-	36, // 80: nova.index.v1.IndexService.CreateBucket:output_type -> nova.index.v1.CreateBucketResponse
-	38, // 81: nova.index.v1.IndexService.GetBucket:output_type -> nova.index.v1.GetBucketResponse
-	40, // 82: nova.index.v1.IndexService.ListBuckets:output_type -> nova.index.v1.ListBucketsResponse
-	42, // 83: nova.index.v1.IndexService.UpdateBucket:output_type -> nova.index.v1.UpdateBucketResponse
-	44, // 84: nova.index.v1.IndexService.BeginDeleteBucket:output_type -> nova.index.v1.BeginDeleteBucketResponse
-	46, // 85: nova.index.v1.IndexService.FinishDeleteBucket:output_type -> nova.index.v1.FinishDeleteBucketResponse
-	48, // 86: nova.index.v1.IndexService.CreateStream:output_type -> nova.index.v1.CreateStreamResponse
-	50, // 87: nova.index.v1.IndexService.ResolveStream:output_type -> nova.index.v1.ResolveStreamResponse
-	52, // 88: nova.index.v1.IndexService.ListStreams:output_type -> nova.index.v1.ListStreamsResponse
-	54, // 89: nova.index.v1.IndexService.UpdateStream:output_type -> nova.index.v1.UpdateStreamResponse
-	56, // 90: nova.index.v1.IndexService.FreeName:output_type -> nova.index.v1.FreeNameResponse
-	58, // 91: nova.index.v1.IndexService.PutDue:output_type -> nova.index.v1.PutDueResponse
-	61, // 92: nova.index.v1.IndexService.ListDue:output_type -> nova.index.v1.ListDueResponse
-	63, // 93: nova.index.v1.IndexService.DeleteDue:output_type -> nova.index.v1.DeleteDueResponse
-	64, // [64:94] is the sub-list for method output_type
-	34, // [34:64] is the sub-list for method input_type
+	57, // 61: nova.index.v1.IndexService.RemoveOrphan:input_type -> nova.index.v1.RemoveOrphanRequest
+	59, // 62: nova.index.v1.IndexService.PutDue:input_type -> nova.index.v1.PutDueRequest
+	61, // 63: nova.index.v1.IndexService.ListDue:input_type -> nova.index.v1.ListDueRequest
+	64, // 64: nova.index.v1.IndexService.DeleteDue:input_type -> nova.index.v1.DeleteDueRequest
+	1,  // 65: nova.index.v1.IndexService.OpenConstellation:output_type -> nova.index.v1.OpenConstellationResponse
+	3,  // 66: nova.index.v1.IndexService.GetLife:output_type -> nova.index.v1.GetLifeResponse
+	5,  // 67: nova.index.v1.IndexService.PutLife:output_type -> nova.index.v1.PutLifeResponse
+	8,  // 68: nova.index.v1.IndexService.ListLives:output_type -> nova.index.v1.ListLivesResponse
+	10, // 69: nova.index.v1.IndexService.DeleteLife:output_type -> nova.index.v1.DeleteLifeResponse
+	12, // 70: nova.index.v1.IndexService.GetShard:output_type -> nova.index.v1.GetShardResponse
+	14, // 71: nova.index.v1.IndexService.PutShard:output_type -> nova.index.v1.PutShardResponse
+	17, // 72: nova.index.v1.IndexService.ListShards:output_type -> nova.index.v1.ListShardsResponse
+	19, // 73: nova.index.v1.IndexService.GetChain:output_type -> nova.index.v1.GetChainResponse
+	21, // 74: nova.index.v1.IndexService.PutChain:output_type -> nova.index.v1.PutChainResponse
+	24, // 75: nova.index.v1.IndexService.ListChains:output_type -> nova.index.v1.ListChainsResponse
+	26, // 76: nova.index.v1.IndexService.PutDirectory:output_type -> nova.index.v1.PutDirectoryResponse
+	28, // 77: nova.index.v1.IndexService.ListDirectories:output_type -> nova.index.v1.ListDirectoriesResponse
+	30, // 78: nova.index.v1.IndexService.GetHead:output_type -> nova.index.v1.GetHeadResponse
+	32, // 79: nova.index.v1.IndexService.PutHead:output_type -> nova.index.v1.PutHeadResponse
+	34, // 80: nova.index.v1.IndexService.GetDescriptor:output_type -> nova.index.v1.GetDescriptorResponse
+	36, // 81: nova.index.v1.IndexService.CreateBucket:output_type -> nova.index.v1.CreateBucketResponse
+	38, // 82: nova.index.v1.IndexService.GetBucket:output_type -> nova.index.v1.GetBucketResponse
+	40, // 83: nova.index.v1.IndexService.ListBuckets:output_type -> nova.index.v1.ListBucketsResponse
+	42, // 84: nova.index.v1.IndexService.UpdateBucket:output_type -> nova.index.v1.UpdateBucketResponse
+	44, // 85: nova.index.v1.IndexService.BeginDeleteBucket:output_type -> nova.index.v1.BeginDeleteBucketResponse
+	46, // 86: nova.index.v1.IndexService.FinishDeleteBucket:output_type -> nova.index.v1.FinishDeleteBucketResponse
+	48, // 87: nova.index.v1.IndexService.CreateStream:output_type -> nova.index.v1.CreateStreamResponse
+	50, // 88: nova.index.v1.IndexService.ResolveStream:output_type -> nova.index.v1.ResolveStreamResponse
+	52, // 89: nova.index.v1.IndexService.ListStreams:output_type -> nova.index.v1.ListStreamsResponse
+	54, // 90: nova.index.v1.IndexService.UpdateStream:output_type -> nova.index.v1.UpdateStreamResponse
+	56, // 91: nova.index.v1.IndexService.FreeName:output_type -> nova.index.v1.FreeNameResponse
+	58, // 92: nova.index.v1.IndexService.RemoveOrphan:output_type -> nova.index.v1.RemoveOrphanResponse
+	60, // 93: nova.index.v1.IndexService.PutDue:output_type -> nova.index.v1.PutDueResponse
+	63, // 94: nova.index.v1.IndexService.ListDue:output_type -> nova.index.v1.ListDueResponse
+	65, // 95: nova.index.v1.IndexService.DeleteDue:output_type -> nova.index.v1.DeleteDueResponse
+	65, // [65:96] is the sub-list for method output_type
+	34, // [34:65] is the sub-list for method input_type
 	34, // [34:34] is the sub-list for extension type_name
 	34, // [34:34] is the sub-list for extension extendee
 	0,  // [0:34] is the sub-list for field type_name
@@ -3706,7 +3804,7 @@ func file_nova_index_v1_index_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_index_v1_index_proto_rawDesc), len(file_nova_index_v1_index_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   64,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

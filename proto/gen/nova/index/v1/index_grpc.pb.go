@@ -46,6 +46,7 @@ const (
 	IndexService_ListStreams_FullMethodName        = "/nova.index.v1.IndexService/ListStreams"
 	IndexService_UpdateStream_FullMethodName       = "/nova.index.v1.IndexService/UpdateStream"
 	IndexService_FreeName_FullMethodName           = "/nova.index.v1.IndexService/FreeName"
+	IndexService_RemoveOrphan_FullMethodName       = "/nova.index.v1.IndexService/RemoveOrphan"
 	IndexService_PutDue_FullMethodName             = "/nova.index.v1.IndexService/PutDue"
 	IndexService_ListDue_FullMethodName            = "/nova.index.v1.IndexService/ListDue"
 	IndexService_DeleteDue_FullMethodName          = "/nova.index.v1.IndexService/DeleteDue"
@@ -96,6 +97,8 @@ type IndexServiceClient interface {
 	UpdateStream(ctx context.Context, in *UpdateStreamRequest, opts ...grpc.CallOption) (*UpdateStreamResponse, error)
 	// Frees the name if it still means the stream.
 	FreeName(ctx context.Context, in *FreeNameRequest, opts ...grpc.CallOption) (*FreeNameResponse, error)
+	// Removes what a creation left that never got its name.
+	RemoveOrphan(ctx context.Context, in *RemoveOrphanRequest, opts ...grpc.CallOption) (*RemoveOrphanResponse, error)
 	PutDue(ctx context.Context, in *PutDueRequest, opts ...grpc.CallOption) (*PutDueResponse, error)
 	ListDue(ctx context.Context, in *ListDueRequest, opts ...grpc.CallOption) (*ListDueResponse, error)
 	DeleteDue(ctx context.Context, in *DeleteDueRequest, opts ...grpc.CallOption) (*DeleteDueResponse, error)
@@ -379,6 +382,16 @@ func (c *indexServiceClient) FreeName(ctx context.Context, in *FreeNameRequest, 
 	return out, nil
 }
 
+func (c *indexServiceClient) RemoveOrphan(ctx context.Context, in *RemoveOrphanRequest, opts ...grpc.CallOption) (*RemoveOrphanResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveOrphanResponse)
+	err := c.cc.Invoke(ctx, IndexService_RemoveOrphan_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *indexServiceClient) PutDue(ctx context.Context, in *PutDueRequest, opts ...grpc.CallOption) (*PutDueResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PutDueResponse)
@@ -454,6 +467,8 @@ type IndexServiceServer interface {
 	UpdateStream(context.Context, *UpdateStreamRequest) (*UpdateStreamResponse, error)
 	// Frees the name if it still means the stream.
 	FreeName(context.Context, *FreeNameRequest) (*FreeNameResponse, error)
+	// Removes what a creation left that never got its name.
+	RemoveOrphan(context.Context, *RemoveOrphanRequest) (*RemoveOrphanResponse, error)
 	PutDue(context.Context, *PutDueRequest) (*PutDueResponse, error)
 	ListDue(context.Context, *ListDueRequest) (*ListDueResponse, error)
 	DeleteDue(context.Context, *DeleteDueRequest) (*DeleteDueResponse, error)
@@ -547,6 +562,9 @@ func (UnimplementedIndexServiceServer) UpdateStream(context.Context, *UpdateStre
 }
 func (UnimplementedIndexServiceServer) FreeName(context.Context, *FreeNameRequest) (*FreeNameResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FreeName not implemented")
+}
+func (UnimplementedIndexServiceServer) RemoveOrphan(context.Context, *RemoveOrphanRequest) (*RemoveOrphanResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveOrphan not implemented")
 }
 func (UnimplementedIndexServiceServer) PutDue(context.Context, *PutDueRequest) (*PutDueResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PutDue not implemented")
@@ -1064,6 +1082,24 @@ func _IndexService_FreeName_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IndexService_RemoveOrphan_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveOrphanRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IndexServiceServer).RemoveOrphan(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IndexService_RemoveOrphan_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IndexServiceServer).RemoveOrphan(ctx, req.(*RemoveOrphanRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _IndexService_PutDue_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(PutDueRequest)
 	if err := dec(in); err != nil {
@@ -1232,6 +1268,10 @@ var IndexService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FreeName",
 			Handler:    _IndexService_FreeName_Handler,
+		},
+		{
+			MethodName: "RemoveOrphan",
+			Handler:    _IndexService_RemoveOrphan_Handler,
 		},
 		{
 			MethodName: "PutDue",

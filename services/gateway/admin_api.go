@@ -1,0 +1,176 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+
+	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/reader/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// GetFleet returns the nodes that discovery sees.
+func (s *Service) GetFleet(ctx context.Context, _ *novapb.GetFleetRequest) (*novapb.GetFleetResponse, error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	c, err := s.index.OpenConstellation(ctx, &indexpb.OpenConstellationRequest{ShardCount: s.cfg.Shards})
+	if err != nil {
+		return nil, err
+	}
+	out := &novapb.GetFleetResponse{ConstellationId: c.GetConstellation().GetId(), ShardCount: c.GetConstellation().GetShardCount()}
+	for _, service := range discovery.Services() {
+		nodes, err := s.registry.Nodes(ctx, service)
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range nodes {
+			out.Nodes = append(out.Nodes, &novapb.Node{
+				NodeId: n.ID, Service: string(n.Service), Address: n.Address, Zone: n.Zone, Draining: n.Meta["draining"] != "",
+			})
+		}
+	}
+	return out, nil
+}
+
+// ListShards returns the shard records.
+func (s *Service) ListShards(ctx context.Context, req *novapb.ListShardsRequest) (*novapb.ListShardsResponse, error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	res, err := s.index.ListShards(ctx, &indexpb.ListShardsRequest{Start: req.GetStart(), Limit: limitOf(req.GetLimit())})
+	if err != nil {
+		return nil, err
+	}
+	out := &novapb.ListShardsResponse{HasMore: res.GetHasMore()}
+	for _, v := range res.GetShards() {
+		r := v.GetShard()
+		info := &novapb.ShardInfo{
+			Shard: r.GetShard(), Epoch: r.GetEpoch(), State: shardState(r.GetState()), Leader: r.GetHolderAddress(), LifeId: r.GetHolderLife(),
+		}
+		for _, b := range r.GetBindings() {
+			info.ChainIds = append(info.ChainIds, b.GetChainId())
+		}
+		out.Shards = append(out.Shards, info)
+	}
+	return out, nil
+}
+
+func shardState(st indexpb.ShardState) string {
+	if st == indexpb.ShardState_SHARD_STATE_UNSPECIFIED {
+		return "vacant"
+	}
+	return strings.ToLower(strings.TrimPrefix(st.String(), "SHARD_STATE_"))
+}
+
+// ListChains returns the chain records.
+func (s *Service) ListChains(ctx context.Context, req *novapb.ListChainsRequest) (*novapb.ListChainsResponse, error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	res, err := s.index.ListChains(ctx, &indexpb.ListChainsRequest{StartAfter: req.GetStartAfter(), Limit: limitOf(req.GetLimit())})
+	if err != nil {
+		return nil, err
+	}
+	out := &novapb.ListChainsResponse{HasMore: res.GetHasMore()}
+	for _, v := range res.GetChains() {
+		r := v.GetChain()
+		out.Chains = append(out.Chains, &novapb.ChainInfo{
+			ChainId: r.GetChainId(), State: strings.ToLower(strings.TrimPrefix(r.GetState().String(), "CHAIN_STATE_")),
+			LifeId: r.GetWriterLife(), Address: r.GetWriterAddress(), Cut: r.GetCut(), AbsorbedTo: r.GetAbsorbedTo(), SettledTo: r.GetSettledTo(),
+		})
+	}
+	return out, nil
+}
+
+// Verify checks one stream, a bucket's, or all.
+func (s *Service) Verify(req *novapb.VerifyRequest, srv novapb.AdminService_VerifyServer) error {
+	if req.GetRepair() {
+		return reason.Missing("repair")
+	}
+	ctx := srv.Context()
+	if req.GetStream() != "" {
+		return s.verifyStream(ctx, req.GetBucket(), req.GetStream(), srv)
+	}
+	buckets := []string{req.GetBucket()}
+	if req.GetAll() {
+		buckets = nil
+		for after, more := "", true; more; {
+			page, err := s.index.ListBuckets(ctx, &indexpb.ListBucketsRequest{StartAfter: after, Limit: pageLimit})
+			if err != nil {
+				return err
+			}
+			for _, b := range page.GetBuckets() {
+				buckets = append(buckets, b.GetName())
+				after = b.GetName()
+			}
+			more = page.GetHasMore()
+		}
+	}
+	for _, b := range buckets {
+		for after, more := "", true; more; {
+			page, err := s.index.ListStreams(ctx, &indexpb.ListStreamsRequest{Bucket: b, StartAfter: after, Limit: pageLimit})
+			if err != nil {
+				return err
+			}
+			for _, d := range page.GetStreams() {
+				if err := s.verifyStream(ctx, b, d.GetName(), srv); err != nil {
+					return err
+				}
+				after = d.GetName()
+			}
+			more = page.GetHasMore()
+		}
+	}
+	return nil
+}
+
+func (s *Service) verifyStream(ctx context.Context, bucket, name string, srv novapb.AdminService_VerifyServer) error {
+	up, err := s.verify.VerifyStream(ctx, &readerpb.VerifyStreamRequest{Bucket: bucket, Stream: name})
+	if err != nil {
+		return err
+	}
+	for {
+		msg, err := up.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := srv.Send(msg.GetProgress()); err != nil {
+			return err
+		}
+	}
+}
+
+// GetNodeStats is not available yet.
+func (s *Service) GetNodeStats(context.Context, *novapb.GetNodeStatsRequest) (*novapb.GetNodeStatsResponse, error) {
+	return nil, reason.Missing("node stats")
+}
+
+// DrainNode is not available yet.
+func (s *Service) DrainNode(context.Context, *novapb.DrainNodeRequest) (*novapb.DrainNodeResponse, error) {
+	return nil, reason.Missing("drain")
+}
+
+// UndrainNode is not available yet.
+func (s *Service) UndrainNode(context.Context, *novapb.UndrainNodeRequest) (*novapb.UndrainNodeResponse, error) {
+	return nil, reason.Missing("undrain")
+}
+
+// MintToken is not available yet.
+func (s *Service) MintToken(context.Context, *novapb.MintTokenRequest) (*novapb.MintTokenResponse, error) {
+	return nil, reason.Missing("tokens")
+}
+
+// ListTokens is not available yet.
+func (s *Service) ListTokens(context.Context, *novapb.ListTokensRequest) (*novapb.ListTokensResponse, error) {
+	return nil, reason.Missing("tokens")
+}
+
+// RevokeToken is not available yet.
+func (s *Service) RevokeToken(context.Context, *novapb.RevokeTokenRequest) (*novapb.RevokeTokenResponse, error) {
+	return nil, reason.Missing("tokens")
+}

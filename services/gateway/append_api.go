@@ -1,0 +1,128 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+func errOtherStream(want string) error {
+	return reason.New(codes.NotFound, reason.StreamNotFound, "the name does not mean stream "+want+" any more")
+}
+
+// toLeader sends one write to the leader of the stream that it names.
+func toLeader[Req target, Res any](ctx context.Context, s *Service, req Req, call func(novapb.AppendServiceClient, context.Context, Req) (Res, error)) (Res, error) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	var res Res
+	sent := false
+	err := s.withLeader(ctx, req, func(conn grpc.ClientConnInterface) error {
+		var err error
+		sent = true
+		res, err = call(novapb.NewAppendServiceClient(conn), ctx, req)
+		return err
+	})
+	if err == nil {
+		return res, nil
+	}
+	var none Res
+	if !sent {
+		return none, reason.WithOutcome(err, reason.NotCommitted)
+	}
+	// A failure that says nothing of its outcome came from the way there.
+	return none, reason.WithOutcome(err, reason.Unknown)
+}
+
+// Append stores one batch.
+func (s *Service) Append(ctx context.Context, req *novapb.AppendRequest) (*novapb.AppendResponse, error) {
+	return toLeader(ctx, s, req, func(c novapb.AppendServiceClient, ctx context.Context, req *novapb.AppendRequest) (*novapb.AppendResponse, error) {
+		return c.Append(ctx, req)
+	})
+}
+
+// Trim makes records below a number invisible.
+func (s *Service) Trim(ctx context.Context, req *novapb.TrimRequest) (*novapb.TrimResponse, error) {
+	return toLeader(ctx, s, req, func(c novapb.AppendServiceClient, ctx context.Context, req *novapb.TrimRequest) (*novapb.TrimResponse, error) {
+		return c.Trim(ctx, req)
+	})
+}
+
+// SealStream closes a stream for appends.
+func (s *Service) SealStream(ctx context.Context, req *novapb.SealStreamRequest) (*novapb.SealStreamResponse, error) {
+	return toLeader(ctx, s, req, func(c novapb.AppendServiceClient, ctx context.Context, req *novapb.SealStreamRequest) (*novapb.SealStreamResponse, error) {
+		return c.SealStream(ctx, req)
+	})
+}
+
+// SetFencingToken sets or clears the stream's fencing token.
+func (s *Service) SetFencingToken(ctx context.Context, req *novapb.SetFencingTokenRequest) (*novapb.SetFencingTokenResponse, error) {
+	return toLeader(ctx, s, req, func(c novapb.AppendServiceClient, ctx context.Context, req *novapb.SetFencingTokenRequest) (*novapb.SetFencingTokenResponse, error) {
+		return c.SetFencingToken(ctx, req)
+	})
+}
+
+// AppendSession carries a session to the stream's leader and its answers back.
+// Redirects are followed while it opens, before any batch was sent.
+func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) error {
+	ctx, cancel := context.WithCancel(srv.Context())
+	defer cancel()
+	first, err := srv.Recv()
+	if err != nil {
+		return err
+	}
+	open := first.GetOpen()
+	if open == nil {
+		return reason.WithOutcome(reason.Field("open", "must be the first message of a session"), reason.NotCommitted)
+	}
+	var up novapb.AppendService_AppendSessionClient
+	var opened *novapb.AppendSessionResponse
+	err = s.withLeader(ctx, open, func(conn grpc.ClientConnInterface) error {
+		var err error
+		if up, err = novapb.NewAppendServiceClient(conn).AppendSession(ctx); err != nil {
+			return err
+		}
+		if err := up.Send(first); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		opened, err = up.Recv() // also has the reason of a failed Send
+		return err
+	})
+	if err != nil {
+		return reason.WithOutcome(err, reason.NotCommitted)
+	}
+	if err := srv.Send(opened); err != nil {
+		return err
+	}
+	// The forwarding side ends when this call returns, which ends its Recv and
+	// its Send; it is not waited for.
+	go func() {
+		for {
+			msg, err := srv.Recv()
+			if err != nil {
+				_ = up.CloseSend()
+				return
+			}
+			if up.Send(msg) != nil {
+				return // the answering side has the reason
+			}
+		}
+	}()
+	for {
+		res, err := up.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := srv.Send(res); err != nil {
+			return err
+		}
+	}
+}

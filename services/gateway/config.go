@@ -1,0 +1,45 @@
+package gateway
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+)
+
+// Config holds a gateway's settings.
+type Config struct {
+	// Patience limits the internal calls of one request that sets no deadline of
+	// its own, default 30 s.
+	Patience time.Duration
+	// Shards is the number of shards of a constellation that is new, default 256.
+	Shards uint32
+}
+
+// Router reaches the sequencer that leads a shard.
+type Router interface {
+	// Do calls f with the leader's connection. Only what was certainly not done
+	// is tried again: a redirect, or a failure marked NOT_COMMITTED.
+	Do(ctx context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) error
+	// DoIdempotent also tries again what may have been done.
+	DoIdempotent(ctx context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) error
+}
+
+// Registry is the part of discovery that a gateway shows.
+type Registry interface {
+	Nodes(ctx context.Context, s discovery.Service) ([]discovery.Node, error)
+}
+
+// Deps are what a gateway works with.
+type Deps struct {
+	Index    indexpb.IndexServiceClient
+	Router   Router
+	Readers  grpc.ClientConnInterface
+	Registry Registry
+	Log      *slog.Logger
+}

@@ -1,0 +1,107 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// Limits of HTTP requests.
+const (
+	// maxJSONBody limits a JSON request body: a batch of 3 MiB in base64, with
+	// room for its fields.
+	maxJSONBody = 8 << 20
+	// maxReadHeader is how long a client may take to send its headers.
+	maxReadHeader = 10 * time.Second
+)
+
+// httpAPI is the JSON form of the public API. It calls the gRPC form through
+// conn, and so through the same validation, metrics and traces.
+type httpAPI struct {
+	buckets novapb.BucketServiceClient
+	streams novapb.StreamServiceClient
+	appends novapb.AppendServiceClient
+	reads   novapb.ReadServiceClient
+}
+
+// Handler returns the JSON API over a connection to the public services.
+func Handler(conn grpc.ClientConnInterface) http.Handler {
+	a := &httpAPI{
+		buckets: novapb.NewBucketServiceClient(conn), streams: novapb.NewStreamServiceClient(conn),
+		appends: novapb.NewAppendServiceClient(conn), reads: novapb.NewReadServiceClient(conn),
+	}
+	mux := http.NewServeMux()
+	const streams = "/v1/buckets/{bucket}/streams"
+	const stream = streams + "/{stream}"
+	routes := []struct {
+		pattern string
+		handle  func(*http.Request) (any, error)
+	}{
+		{"GET /v1/buckets", a.listBuckets},
+		{"POST /v1/buckets", a.createBucket},
+		{"PUT /v1/buckets/{bucket}", a.createBucket},
+		{"GET /v1/buckets/{bucket}", a.getBucket},
+		{"PATCH /v1/buckets/{bucket}", a.updateBucket},
+		{"DELETE /v1/buckets/{bucket}", a.deleteBucket},
+		{"GET " + streams, a.listStreams},
+		{"POST " + streams, a.createStream},
+		{"PUT " + stream, a.createStream},
+		{"GET " + stream, a.getStream},
+		{"PATCH " + stream, a.updateStream},
+		{"DELETE " + stream, a.deleteStream},
+		{"POST " + stream + "/records", a.append},
+		{"GET " + stream + "/records", a.read},
+		{"GET " + stream + "/tail", a.checkTail},
+		{"POST " + stream + "/trim", a.trim},
+		{"POST " + stream + "/seal", a.seal},
+		{"PUT " + stream + "/fence", a.fence},
+	}
+	for _, r := range routes {
+		mux.HandleFunc(r.pattern, func(w http.ResponseWriter, req *http.Request) {
+			answer, err := r.handle(req)
+			if err != nil {
+				writeError(w, err)
+				return
+			}
+			writeJSON(w, http.StatusOK, answer)
+		})
+	}
+	mux.HandleFunc("GET /openapi.yaml", func(w http.ResponseWriter, _ *http.Request) {
+		writeError(w, reason.Missing("the OpenAPI description"))
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusNotFound, errorBody{Code: "NOT_FOUND", Message: "no such path; see /v1/buckets"})
+	})
+	return mux
+}
+
+// Server serves the JSON API; the caller gives it a listener.
+func Server(conn grpc.ClientConnInterface) *http.Server {
+	return &http.Server{Handler: Handler(conn), ReadHeaderTimeout: maxReadHeader}
+}
+
+// Serve serves until ctx ends, then lets requests under way finish for grace.
+func Serve(ctx context.Context, server *http.Server, serve func() error, grace time.Duration) error {
+	failed := make(chan error, 1)
+	go func() { failed <- serve() }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	if err := server.Shutdown(stop); err != nil {
+		_ = server.Close() // long polls and slow clients do not hold up a stop
+	}
+	if err := <-failed; err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}

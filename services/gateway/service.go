@@ -1,0 +1,113 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/nova-stream/nova/libs/catalog"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/reader/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// Service is one gateway: all public services.
+type Service struct {
+	novapb.UnimplementedBucketServiceServer
+	novapb.UnimplementedStreamServiceServer
+	novapb.UnimplementedAppendServiceServer
+	novapb.UnimplementedReadServiceServer
+	novapb.UnimplementedAdminServiceServer
+
+	cfg      Config
+	index    indexpb.IndexServiceClient
+	names    *catalog.Names
+	router   Router
+	read     novapb.ReadServiceClient
+	verify   readerpb.ReaderServiceClient
+	registry Registry
+	log      *slog.Logger
+}
+
+// New returns a gateway.
+func New(cfg Config, deps Deps) (*Service, error) {
+	if deps.Index == nil || deps.Router == nil || deps.Readers == nil || deps.Registry == nil {
+		return nil, errors.New("gateway: index, router, readers and registry are needed")
+	}
+	if cfg.Patience == 0 {
+		cfg.Patience = 30 * time.Second
+	}
+	if cfg.Shards == 0 {
+		cfg.Shards = 256
+	}
+	if deps.Log == nil {
+		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Service{
+		cfg: cfg, index: deps.Index, names: catalog.NewNames(catalog.New(deps.Index)), router: deps.Router,
+		read: novapb.NewReadServiceClient(deps.Readers), verify: readerpb.NewReaderServiceClient(deps.Readers),
+		registry: deps.Registry, log: deps.Log,
+	}, nil
+}
+
+// Register adds the public services.
+func (s *Service) Register(r grpc.ServiceRegistrar) {
+	novapb.RegisterBucketServiceServer(r, s)
+	novapb.RegisterStreamServiceServer(r, s)
+	novapb.RegisterAppendServiceServer(r, s)
+	novapb.RegisterReadServiceServer(r, s)
+	novapb.RegisterAdminServiceServer(r, s)
+}
+
+// Ready returns nil: a gateway holds nothing that it must first find.
+func (s *Service) Ready() error { return nil }
+
+// Run waits for ctx: a gateway does nothing by itself.
+func (s *Service) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+// bounded gives a call without a deadline the gateway's patience.
+func (s *Service) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, s.cfg.Patience)
+}
+
+// target is a stream as a request names it.
+type target interface {
+	GetBucket() string
+	GetStream() string
+	GetStreamId() string
+}
+
+// withLeader calls f with the leader of the named stream. A name that turns
+// out to mean a deleted stream is resolved once more.
+func (s *Service) withLeader(ctx context.Context, t target, f func(grpc.ClientConnInterface) error) error {
+	for again := false; ; again = true {
+		named, err := s.names.Resolve(ctx, t.GetBucket(), t.GetStream(), t.GetStreamId(), catalog.ForAppend)
+		if err != nil {
+			return err
+		}
+		err = s.router.Do(ctx, named.Shard, f)
+		if again || !reason.Is(err, reason.StreamNotFound) {
+			return err
+		}
+		s.names.Invalidate(t.GetBucket(), t.GetStream(), named.ID)
+	}
+}
+
+// sequencerOf calls f with the sequencer that leads a shard; f may run again.
+func (s *Service) sequencerOf(ctx context.Context, shard uint32, f func(sequencerpb.SequencerServiceClient) error) error {
+	return s.router.DoIdempotent(ctx, stream.Shard(shard), func(conn grpc.ClientConnInterface) error {
+		return f(sequencerpb.NewSequencerServiceClient(conn))
+	})
+}

@@ -1,0 +1,338 @@
+package index
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nova-stream/nova/libs/metastore"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+)
+
+// GetLife returns a life's row.
+func (s *Service) GetLife(ctx context.Context, req *indexpb.GetLifeRequest) (*indexpb.GetLifeResponse, error) {
+	var r indexpb.Life
+	v, err := s.read(ctx, lifeKey(req.GetLifeId()), &r)
+	if err != nil {
+		return nil, err
+	}
+	return &indexpb.GetLifeResponse{Life: &r, Version: int64(v)}, nil
+}
+
+// PutLife changes a life's row.
+func (s *Service) PutLife(ctx context.Context, req *indexpb.PutLifeRequest) (*indexpb.PutLifeResponse, error) {
+	if _, err := stream.ParseLifeID(req.GetLife().GetLifeId()); err != nil {
+		return nil, reason.Field("life.life_id", err.Error())
+	}
+	v, err := change(ctx, s, lifeKey(req.GetLife().GetLifeId()), &indexpb.Life{}, req.GetLife(), req.GetExpectedVersion(), lifeRule)
+	if err != nil {
+		return nil, err
+	}
+	return &indexpb.PutLifeResponse{Version: v}, nil
+}
+
+func lifeRule(old, next *indexpb.Life, existed bool) error {
+	live := indexpb.LifeState_LIFE_STATE_LIVE
+	switch {
+	case next.GetState() == indexpb.LifeState_LIFE_STATE_UNSPECIFIED:
+		return broken("a life has a state")
+	case !existed:
+		// An absent life may be made dead, so that it can never begin.
+		return nil
+	case old.GetState() != live:
+		return broken("a life that is over stays so")
+	case next.GetState() == live && next.GetRenewals() <= old.GetRenewals():
+		return broken("a renewal raises the count of renewals")
+	}
+	return nil
+}
+
+// ListLives returns a page of lives.
+func (s *Service) ListLives(ctx context.Context, req *indexpb.ListLivesRequest) (*indexpb.ListLivesResponse, error) {
+	out := &indexpb.ListLivesResponse{}
+	more, err := list(ctx, s, partLives, from("life/", req.GetStartAfter()), "life/"+after, req.GetLimit(),
+		func() *indexpb.Life { return &indexpb.Life{} },
+		func(r *indexpb.Life, v metastore.Version) {
+			out.Lives = append(out.Lives, &indexpb.VersionedLife{Life: r, Version: int64(v)})
+		})
+	out.HasMore = more
+	return out, err
+}
+
+// from is where a list starts: after a name, or at the first.
+func from(prefix, startAfter string) string {
+	if startAfter == "" {
+		return prefix
+	}
+	return prefix + startAfter + "\x20"
+}
+
+// DeleteLife removes the row of a life that is over.
+func (s *Service) DeleteLife(ctx context.Context, req *indexpb.DeleteLifeRequest) (*indexpb.DeleteLifeResponse, error) {
+	var r indexpb.Life
+	v, err := s.read(ctx, lifeKey(req.GetLifeId()), &r)
+	if reason.Is(err, reason.RowNotFound) {
+		return &indexpb.DeleteLifeResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if r.GetState() == indexpb.LifeState_LIFE_STATE_LIVE {
+		return nil, broken("a live life is not deleted")
+	}
+	if int64(v) != req.GetExpectedVersion() {
+		return nil, conflict(lifeKey(req.GetLifeId()).Path)
+	}
+	return &indexpb.DeleteLifeResponse{}, s.remove(ctx, lifeKey(req.GetLifeId()), v)
+}
+
+// GetShard returns a shard's row.
+func (s *Service) GetShard(ctx context.Context, req *indexpb.GetShardRequest) (*indexpb.GetShardResponse, error) {
+	var r indexpb.Shard
+	v, err := s.read(ctx, shardKey(req.GetShard()), &r)
+	if err != nil {
+		return nil, err
+	}
+	return &indexpb.GetShardResponse{Shard: &r, Version: int64(v)}, nil
+}
+
+// PutShard changes a shard's row.
+func (s *Service) PutShard(ctx context.Context, req *indexpb.PutShardRequest) (*indexpb.PutShardResponse, error) {
+	v, err := change(ctx, s, shardKey(req.GetShard().GetShard()), &indexpb.Shard{}, req.GetShard(), req.GetExpectedVersion(), shardRule)
+	if err != nil {
+		return nil, err
+	}
+	return &indexpb.PutShardResponse{Version: v}, nil
+}
+
+func shardRule(old, next *indexpb.Shard, existed bool) error {
+	switch {
+	case next.GetEpoch() == 0 || next.GetHolderLife() == "":
+		return broken("a shard's row has an epoch and a holder")
+	case !existed:
+		return nil
+	case next.GetProfile() != old.GetProfile():
+		return broken("a shard keeps its profile")
+	case next.GetEpoch() < old.GetEpoch():
+		return broken(fmt.Sprintf("shard %d: epoch %d is below %d", next.GetShard(), next.GetEpoch(), old.GetEpoch()))
+	case next.GetEpoch() > old.GetEpoch():
+		return keepsBindings(old, next)
+	case next.GetHolderLife() != old.GetHolderLife():
+		return broken("an epoch has one holder")
+	case old.GetState() == indexpb.ShardState_SHARD_STATE_RELEASED:
+		return broken("a released epoch is over")
+	}
+	return nil
+}
+
+// keepsBindings: a takeover must not forget a chain that may hold entries.
+func keepsBindings(old, next *indexpb.Shard) error {
+	if next.GetState() != indexpb.ShardState_SHARD_STATE_RECOVERING {
+		return broken("an epoch begins with recovery")
+	}
+	for _, b := range old.GetBindings() {
+		kept := false
+		for _, n := range next.GetBindings() {
+			kept = kept || n.GetChainId() == b.GetChainId()
+		}
+		if !kept {
+			return broken("a takeover keeps all bindings")
+		}
+	}
+	return nil
+}
+
+// ListShards returns a page of the shards that have a row.
+func (s *Service) ListShards(ctx context.Context, req *indexpb.ListShardsRequest) (*indexpb.ListShardsResponse, error) {
+	out := &indexpb.ListShardsResponse{}
+	more, err := list(ctx, s, partShards, shardKey(req.GetStart()).Path, "shard/"+after, req.GetLimit(),
+		func() *indexpb.Shard { return &indexpb.Shard{} },
+		func(r *indexpb.Shard, v metastore.Version) {
+			out.Shards = append(out.Shards, &indexpb.VersionedShard{Shard: r, Version: int64(v)})
+		})
+	out.HasMore = more
+	return out, err
+}
+
+// GetChain returns a chain's row.
+func (s *Service) GetChain(ctx context.Context, req *indexpb.GetChainRequest) (*indexpb.GetChainResponse, error) {
+	var r indexpb.Chain
+	v, err := s.read(ctx, chainKey(req.GetChainId()), &r)
+	if err != nil {
+		return nil, err
+	}
+	return &indexpb.GetChainResponse{Chain: &r, Version: int64(v)}, nil
+}
+
+// PutChain changes a chain's row.
+func (s *Service) PutChain(ctx context.Context, req *indexpb.PutChainRequest) (*indexpb.PutChainResponse, error) {
+	if _, err := stream.ParseChainID(req.GetChain().GetChainId()); err != nil {
+		return nil, reason.Field("chain.chain_id", err.Error())
+	}
+	v, err := change(ctx, s, chainKey(req.GetChain().GetChainId()), &indexpb.Chain{}, req.GetChain(), req.GetExpectedVersion(), chainRule)
+	if err != nil {
+		return nil, err
+	}
+	return &indexpb.PutChainResponse{Version: v}, nil
+}
+
+func chainRule(old, next *indexpb.Chain, existed bool) error {
+	open := indexpb.ChainState_CHAIN_STATE_OPEN
+	switch {
+	case next.GetState() == indexpb.ChainState_CHAIN_STATE_UNSPECIFIED:
+		return broken("a chain has a state")
+	case next.GetSettledTo() > next.GetAbsorbedTo() || next.GetAbsorbedTo() > next.GetAbsorbingTo():
+		return broken(fmt.Sprintf("settled_to %d <= absorbed_to %d <= absorbing_to %d must hold", next.GetSettledTo(), next.GetAbsorbedTo(), next.GetAbsorbingTo()))
+	case next.GetState() != open && next.GetAbsorbingTo() > next.GetCut():
+		return broken("nothing above the cut is absorbed")
+	case !existed:
+		if next.GetState() != open {
+			return broken("a chain begins open")
+		}
+		return nil
+	case next.GetState() < old.GetState():
+		return broken("a chain's state goes forward only")
+	case old.GetState() != open && next.GetCut() != old.GetCut():
+		return broken("a cut that is decided stays")
+	case next.GetAbsorbedTo() < old.GetAbsorbedTo() || next.GetSettledTo() < old.GetSettledTo():
+		return broken("absorbed_to and settled_to go forward only")
+	case next.GetWriterLife() != old.GetWriterLife() || next.GetProfile() != old.GetProfile():
+		return broken("a chain keeps its writer and profile")
+	}
+	claimed := old.GetAbsorbingTo() > old.GetAbsorbedTo()
+	clipped := next.GetState() != open && next.GetAbsorbingTo() == next.GetCut() && next.GetCut() < old.GetAbsorbingTo()
+	if claimed && next.GetAbsorbedTo() == old.GetAbsorbedTo() && next.GetAbsorbingTo() != old.GetAbsorbingTo() && !clipped {
+		return broken("a claimed window is finished, not replaced")
+	}
+	if claimed && next.GetAbsorbedTo() > old.GetAbsorbedTo() && next.GetAbsorbedTo() != old.GetAbsorbingTo() {
+		return broken("a claimed window is absorbed whole")
+	}
+	return nil
+}
+
+// ListChains returns a page of chains.
+func (s *Service) ListChains(ctx context.Context, req *indexpb.ListChainsRequest) (*indexpb.ListChainsResponse, error) {
+	out := &indexpb.ListChainsResponse{}
+	more, err := list(ctx, s, partChains, from("chain/", req.GetStartAfter()), "chain/"+after, req.GetLimit(),
+		func() *indexpb.Chain { return &indexpb.Chain{} },
+		func(r *indexpb.Chain, v metastore.Version) {
+			out.Chains = append(out.Chains, &indexpb.VersionedChain{Chain: r, Version: int64(v)})
+		})
+	out.HasMore = more
+	return out, err
+}
+
+// PutDirectory writes the row of a directory, once.
+func (s *Service) PutDirectory(ctx context.Context, req *indexpb.PutDirectoryRequest) (*indexpb.PutDirectoryResponse, error) {
+	d := req.GetDirectory()
+	if _, err := stream.ParseChainID(d.GetChainId()); err != nil {
+		return nil, reason.Field("directory.chain_id", err.Error())
+	}
+	if d.GetObject() == "" || d.GetTo() <= d.GetFrom() || d.GetAttempt() == "" {
+		return nil, broken("a directory has an object, a range and an attempt id")
+	}
+	_, err := s.put(ctx, directoryKey(d.GetChainId(), d.GetFrom()), d, metastore.Absent)
+	return &indexpb.PutDirectoryResponse{}, err
+}
+
+// ListDirectories returns a page of a chain's directories.
+func (s *Service) ListDirectories(ctx context.Context, req *indexpb.ListDirectoriesRequest) (*indexpb.ListDirectoriesResponse, error) {
+	to := "directory/" + req.GetChainId() + "/" + after
+	if req.GetTo() > 0 {
+		to = directoryKey(req.GetChainId(), req.GetTo()).Path
+	}
+	out := &indexpb.ListDirectoriesResponse{}
+	more, err := list(ctx, s, req.GetChainId(), directoryKey(req.GetChainId(), req.GetFrom()).Path, to, req.GetLimit(),
+		func() *indexpb.Directory { return &indexpb.Directory{} },
+		func(r *indexpb.Directory, _ metastore.Version) { out.Directories = append(out.Directories, r) })
+	out.HasMore = more
+	return out, err
+}
+
+// MaxHeadBytes limits a head's row.
+const MaxHeadBytes = 64 << 10
+
+// GetHead returns a stream's head.
+func (s *Service) GetHead(ctx context.Context, req *indexpb.GetHeadRequest) (*indexpb.GetHeadResponse, error) {
+	var r indexpb.Head
+	v, err := s.read(ctx, headKey(req.GetStreamId()), &r)
+	if err != nil {
+		return nil, err
+	}
+	return &indexpb.GetHeadResponse{Head: &r, Version: int64(v)}, nil
+}
+
+// PutHead changes a stream's head. It never makes one: creation does.
+func (s *Service) PutHead(ctx context.Context, req *indexpb.PutHeadRequest) (*indexpb.PutHeadResponse, error) {
+	if n := proto.Size(req.GetHead()); n > MaxHeadBytes {
+		return nil, reason.Field("head", fmt.Sprintf("must be at most %d bytes, is %d", MaxHeadBytes, n))
+	}
+	v, err := change(ctx, s, headKey(req.GetHead().GetStreamId()), &indexpb.Head{}, req.GetHead(), req.GetExpectedVersion(), headRule)
+	if err != nil {
+		return nil, err
+	}
+	return &indexpb.PutHeadResponse{Version: v}, nil
+}
+
+func headRule(old, next *indexpb.Head, existed bool) error {
+	back := next.GetFoldedEpoch() < old.GetFoldedEpoch() ||
+		next.GetFoldedEpoch() == old.GetFoldedEpoch() && next.GetFoldedEntry() < old.GetFoldedEntry()
+	switch {
+	case !existed:
+		return broken("a head is made with its stream only")
+	case back:
+		return broken("folded goes forward only")
+	case next.GetTail() < old.GetTail() || next.GetTrim() < old.GetTrim() || next.GetLastTimestamp() < old.GetLastTimestamp():
+		return broken("tail, trim and last_timestamp go forward only")
+	case next.GetState() < old.GetState() || next.GetOpenedEpoch() < old.GetOpenedEpoch():
+		return broken("state and opened_epoch go forward only")
+	case next.GetShard() != old.GetShard():
+		return broken("a stream keeps its shard")
+	}
+	return nil
+}
+
+// GetDescriptor returns a stream's descriptor.
+func (s *Service) GetDescriptor(ctx context.Context, req *indexpb.GetDescriptorRequest) (*indexpb.GetDescriptorResponse, error) {
+	var r indexpb.StreamDescriptor
+	if _, err := s.read(ctx, descriptorKey(req.GetStreamId()), &r); err != nil {
+		return nil, err
+	}
+	return &indexpb.GetDescriptorResponse{Stream: &r}, nil
+}
+
+// PutDue writes a due marker.
+func (s *Service) PutDue(ctx context.Context, req *indexpb.PutDueRequest) (*indexpb.PutDueResponse, error) {
+	d := req.GetDue()
+	if d.GetQueue() == "" || d.GetDueId() == "" || d.GetAt() < 0 {
+		return nil, broken("a due marker has a queue, an id and a time")
+	}
+	v, err := change(ctx, s, dueKey(d.GetQueue(), d.GetAt(), d.GetDueId()), &indexpb.Due{}, d, req.GetExpectedVersion(),
+		func(_, _ *indexpb.Due, _ bool) error { return nil })
+	if err != nil {
+		return nil, err
+	}
+	return &indexpb.PutDueResponse{Version: v}, nil
+}
+
+// ListDue returns a page of markers that are due, by time.
+func (s *Service) ListDue(ctx context.Context, req *indexpb.ListDueRequest) (*indexpb.ListDueResponse, error) {
+	out := &indexpb.ListDueResponse{}
+	prefix := "due/" + req.GetQueue() + "/"
+	to := dueKey(req.GetQueue(), req.GetUntil()+1, "").Path
+	more, err := list(ctx, s, "due/"+req.GetQueue(), prefix, to, req.GetLimit(),
+		func() *indexpb.Due { return &indexpb.Due{} },
+		func(r *indexpb.Due, v metastore.Version) {
+			out.Due = append(out.Due, &indexpb.VersionedDue{Due: r, Version: int64(v)})
+		})
+	out.HasMore = more
+	return out, err
+}
+
+// DeleteDue removes a due marker of a version.
+func (s *Service) DeleteDue(ctx context.Context, req *indexpb.DeleteDueRequest) (*indexpb.DeleteDueResponse, error) {
+	return &indexpb.DeleteDueResponse{}, s.remove(ctx, dueKey(req.GetQueue(), req.GetAt(), req.GetDueId()), metastore.Version(req.GetExpectedVersion()))
+}
