@@ -159,7 +159,7 @@ func (r *Registry) forget(id string) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.RequestTimeout)
 	defer cancel()
 	if err := r.deregister(ctx, id); err != nil {
-		r.cfg.Log.Warn("consul: take back a registration", "node", id, "error", err)
+		r.cfg.Log.WarnContext(ctx, "consul: take back a registration", "node", id, "error", err)
 	}
 }
 
@@ -205,7 +205,7 @@ func (r *Registry) keep(ctx context.Context, reg *registration) {
 	// A TTL check wants to hear of us three times per TTL.
 	for sleep(ctx, r.cfg.CheckInterval/2+jitter(r.cfg.CheckInterval)/2) {
 		if err := r.refresh(ctx, reg); err != nil && ctx.Err() == nil {
-			r.cfg.Log.Warn("consul: keep a registration", "node", reg.node.ID, "error", err)
+			r.cfg.Log.WarnContext(ctx, "consul: keep a registration", "node", reg.node.ID, "error", err)
 		}
 	}
 	if r.ctx.Err() == nil { // Close removes all nodes by itself
@@ -237,7 +237,7 @@ func (r *Registry) refresh(ctx context.Context, reg *registration) error {
 		_, _, err = r.client.Agent().Service(r.serviceID(reg.node.ID), options)
 	}
 	if unknown(err) {
-		r.cfg.Log.Info("consul: the agent forgot a node, it is registered again", "node", reg.node.ID)
+		r.cfg.Log.InfoContext(ctx, "consul: the agent forgot a node, it is registered again", "node", reg.node.ID)
 		return r.tell(ctx, reg)
 	}
 	return err
@@ -254,7 +254,7 @@ func (r *Registry) leave(reg *registration) {
 		if err == nil {
 			return
 		}
-		r.cfg.Log.Warn("consul: deregister", "node", reg.node.ID, "error", err)
+		r.cfg.Log.WarnContext(ctx, "consul: deregister", "node", reg.node.ID, "error", err)
 		if !pause.wait(ctx) {
 			return
 		}
@@ -312,7 +312,7 @@ func (r *Registry) query(ctx context.Context, s discovery.Service, index uint64)
 	for _, e := range entries {
 		n, err := node(s, e.Service)
 		if err != nil {
-			r.cfg.Log.Warn("consul: foreign service", "error", err)
+			r.cfg.Log.WarnContext(ctx, "consul: foreign service", "error", err)
 			continue
 		}
 		nodes = append(nodes, n)

@@ -79,7 +79,7 @@ func (r *Registry) putHint(ctx context.Context, key string, h hintValue) error {
 		if pair != nil {
 			var there hintValue
 			if err := json.Unmarshal(pair.Value, &there); err != nil {
-				r.cfg.Log.Warn("consul: hint that is none is replaced", "key", key, "error", err)
+				r.cfg.Log.WarnContext(ctx, "consul: hint that is none is replaced", "key", key, "error", err)
 			}
 			if there.Epoch > h.Epoch || there == h {
 				return nil
@@ -151,7 +151,7 @@ func (r *Registry) hints(ctx context.Context, index uint64) (map[uint32]discover
 			err = json.Unmarshal(p.Value, &v)
 		}
 		if err != nil {
-			r.cfg.Log.Warn("consul: not a hint", "key", p.Key, "error", err)
+			r.cfg.Log.WarnContext(ctx, "consul: not a hint", "key", p.Key, "error", err)
 			continue
 		}
 		hints[uint32(shard)] = discovery.Hint{Shard: uint32(shard), Epoch: v.Epoch, Address: v.Address}
@@ -189,7 +189,7 @@ func watch[T any](ctx context.Context, r *Registry, op, what string,
 			}
 			if err != nil {
 				if pause.next == 0 { // the first of a row
-					r.cfg.Log.Warn("consul: watch", "op", op, "what", what, "error", err)
+					r.cfg.Log.WarnContext(ctx, "consul: watch", "op", op, "what", what, "error", err)
 				}
 				index = 0
 				if !pause.wait(ctx) {

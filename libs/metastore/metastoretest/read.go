@@ -64,8 +64,11 @@ func floorPartition(t *testing.T, e env) {
 			t.Fatalf("Floor in partition %q returned a row of %q", k.Partition, row.Value)
 		}
 	}
-	_, err := e.s.Floor(e.ctx, metastore.Key{Partition: e.base + "empty", Path: e.base + "row/~"}, e.base+"row/")
-	wantError(t, err, metastore.ErrNotFound, metastore.OpFloor, e.base+"row/~")
+	for i := range 16 { // empty partitions, each next to one that is not
+		k := metastore.Key{Partition: fmt.Sprintf("%sp%02d~", e.base, i), Path: e.base + "row/~"}
+		_, err := e.s.Floor(e.ctx, k, e.base+"row/")
+		wantError(t, err, metastore.ErrNotFound, metastore.OpFloor, k.Path)
+	}
 }
 
 func (e env) rangePaths(t *testing.T, from, to string, limit int) []string {
