@@ -68,21 +68,6 @@ func (i *Inproc) find(name string) (*InprocServer, error) {
 	return s, nil
 }
 
-// refusal: the call never reached a server, so it may be sent to another.
-type refusal struct{ *status.Status }
-
-func (r refusal) Error() string              { return r.Err().Error() }
-func (r refusal) GRPCStatus() *status.Status { return r.Status }
-
-func refused(name, why string) error {
-	return refusal{status.New(codes.Unavailable, Scheme+name+" "+why)}
-}
-
-func isRefusal(err error) bool {
-	var r refusal
-	return errors.As(err, &r)
-}
-
 type inprocState int
 
 const (

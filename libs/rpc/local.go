@@ -70,7 +70,7 @@ func (l *localService) each(ctx context.Context, f func(*inprocConn) error) erro
 		start := int(l.turn.Add(1))
 		for i := range nodes {
 			err := f(&inprocConn{l.inproc, nodes[(start+i)%len(nodes)]})
-			if !isRefusal(err) {
+			if !NotSent(err) {
 				return err
 			}
 		}

@@ -13,10 +13,13 @@ import (
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/status"
 
 	"github.com/nova-stream/nova/libs/discovery"
 )
@@ -198,7 +201,13 @@ func (c pooledConn) Invoke(ctx context.Context, method string, req, reply any, o
 		return err
 	}
 	defer c.pool.release(a)
-	return a.conn.Invoke(ctx, method, req, reply, opts...)
+	var p peer.Peer
+	err = a.conn.Invoke(ctx, method, req, reply, append(opts[:len(opts):len(opts)], grpc.Peer(&p))...)
+	if p.Addr == nil {
+		// gRPC knows the peer as soon as it has a transport to send on.
+		return unsent(err)
+	}
+	return err
 }
 
 func (c pooledConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -211,8 +220,16 @@ func (c pooledConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method
 	s, err := a.conn.NewStream(ctx, desc, method, append(opts[:len(opts):len(opts)], grpc.OnFinish(func(error) { release() }))...)
 	if err != nil {
 		release()
+		return nil, unsent(err) // before any message
 	}
-	return s, err
+	return s, nil
+}
+
+func unsent(err error) error {
+	if status.Code(err) != codes.Unavailable {
+		return err
+	}
+	return refusal{status.Convert(err)}
 }
 
 func (p *Pool) acquire(address string) (*addressConn, error) {

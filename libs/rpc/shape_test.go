@@ -158,6 +158,7 @@ func TestErrors(t *testing.T) {
 	}{
 		{"status with details", reason.New(codes.FailedPrecondition, reason.SeqMismatch, "not next", reason.KeyTail, "7"), codes.FailedPrecondition, "not next", "level=INFO"},
 		{"wrapped status", fmt.Errorf("append: %w", reason.New(codes.Aborted, reason.Fenced, "fenced")), codes.Aborted, "append: rpc error: code = Aborted desc = fenced", "level=INFO"},
+		{"unavailable", reason.New(codes.Unavailable, reason.NoLeader, "soon"), codes.Unavailable, "soon", "level=WARN"},
 		{"bare", secret, codes.Internal, "internal error", "swordfish"},
 		{"deadline", fmt.Errorf("put %w: %w", context.DeadlineExceeded, secret), codes.DeadlineExceeded, "the deadline passed", "swordfish"},
 		{"canceled", fmt.Errorf("put: %w", context.Canceled), codes.Canceled, "the call was canceled", "put: context canceled"},
@@ -171,6 +172,9 @@ func TestErrors(t *testing.T) {
 				}
 				if errors.Is(err, secret) || errors.Is(err, context.DeadlineExceeded) {
 					t.Error("the Go error came through")
+				}
+				if rpc.NotSent(err) {
+					t.Error("an answered call counts as not sent")
 				}
 				if got, want := reason.Of(err), reason.Of(c.err); got != want {
 					t.Errorf("reason %q, want %q", got, want)
@@ -435,8 +439,9 @@ func TestStopIsGracefulThenHard(t *testing.T) {
 		if _, err := ss.Recv(); status.Code(err) != codes.Unavailable {
 			t.Errorf("the stream ended with %v, want UNAVAILABLE", err)
 		}
-		if _, err := s.append().Append(within(t), &novapb.AppendRequest{}); status.Code(err) != codes.Unavailable {
-			t.Errorf("after the stop: %v", err)
+		_, err = s.append().Append(within(t), &novapb.AppendRequest{})
+		if status.Code(err) != codes.Unavailable || !rpc.NotSent(err) {
+			t.Errorf("after the stop: %v, not sent: %v", err, rpc.NotSent(err))
 		}
 	})
 }

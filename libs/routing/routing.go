@@ -1,0 +1,274 @@
+package routing
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/rpc"
+	"github.com/nova-stream/nova/libs/stream"
+)
+
+// Config holds a router's settings. Zero values take the defaults.
+type Config struct {
+	// Patience is how long a call is tried again after its first failure,
+	// default 5 s: a planned handoff takes less, the loss of a node more.
+	Patience time.Duration
+}
+
+// Connections is the part of rpc.Pool that a router uses.
+type Connections interface {
+	Address(address string) (grpc.ClientConnInterface, error)
+}
+
+// Registry is the part of discovery that a router uses.
+type Registry interface {
+	Watch(ctx context.Context, s discovery.Service) (<-chan []discovery.Node, error)
+	WatchHints(ctx context.Context) (<-chan []discovery.Hint, error)
+}
+
+// Deps are what a router works with.
+type Deps struct {
+	Conns    Connections
+	Registry Registry
+	Log      *slog.Logger
+}
+
+const (
+	// redirects followed in a row without a pause: one for a stale hint, one for
+	// a leader that just changed, and two to spare.
+	maxRedirects = 4
+	firstPause   = 10 * time.Millisecond
+	longestPause = 400 * time.Millisecond
+)
+
+// Router calls the leaders of shards. Its methods are safe for concurrent use.
+type Router struct {
+	cfg  Config
+	deps Deps
+
+	mu      sync.Mutex // guards what follows
+	leaders map[stream.Shard]leader
+	nodes   []string // the addresses of all sequencers
+	turn    int
+}
+
+// leader is who led a shard when last heard of.
+type leader struct {
+	epoch   uint64
+	address string // "": not there any more
+}
+
+// New returns a router that knows nothing until Run.
+func New(cfg Config, deps Deps) *Router {
+	if cfg.Patience == 0 {
+		cfg.Patience = 5 * time.Second
+	}
+	if deps.Log == nil {
+		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Router{cfg: cfg, deps: deps, leaders: map[stream.Shard]leader{}}
+}
+
+// Run follows the sequencers and the hints until ctx ends.
+func (r *Router) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		follow(ctx, r.deps.Log, "sequencers", func() (<-chan []discovery.Node, error) {
+			return r.deps.Registry.Watch(ctx, discovery.Sequencer)
+		}, r.setNodes)
+	})
+	wg.Go(func() {
+		follow(ctx, r.deps.Log, "hints", func() (<-chan []discovery.Hint, error) {
+			return r.deps.Registry.WatchHints(ctx)
+		}, func(hints []discovery.Hint) {
+			for _, h := range hints {
+				r.learn(stream.Shard(h.Shard), h.Epoch, h.Address)
+			}
+		})
+	})
+	wg.Wait()
+	return nil
+}
+
+// follow receives from a watch, and opens it again if it ends.
+func follow[T any](ctx context.Context, log *slog.Logger, what string, open func() (<-chan T, error), take func(T)) {
+	for ctx.Err() == nil {
+		watch, err := open()
+		if err != nil {
+			log.WarnContext(ctx, "routing goes on with what it knows", "watch", what, "err", err)
+		} else {
+			for v := range watch {
+				take(v)
+			}
+		}
+		pause(ctx, longestPause)
+	}
+}
+
+func (r *Router) setNodes(nodes []discovery.Node) {
+	addresses := make([]string, len(nodes))
+	for i, n := range nodes {
+		addresses[i] = n.Address
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nodes = addresses
+}
+
+// learn notes a leader unless a later one is known; it reports whether that
+// says anything new.
+func (r *Router) learn(n stream.Shard, epoch uint64, address string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known, ok := r.leaders[n]
+	if ok && (epoch < known.epoch || epoch == known.epoch && known.address != "") {
+		return false
+	}
+	r.leaders[n] = leader{epoch, address}
+	return address != ""
+}
+
+// doubt forgets the address of a leader that is not there or does not lead;
+// what an older hint says is still not believed.
+func (r *Router) doubt(n stream.Shard, address string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l := r.leaders[n]; l.address == address {
+		r.leaders[n] = leader{epoch: l.epoch}
+	}
+}
+
+// where returns whom to ask: the leader, or else any sequencer, in turn.
+func (r *Router) where(n stream.Shard) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l := r.leaders[n]; l.address != "" {
+		return l.address
+	}
+	if len(r.nodes) == 0 {
+		return ""
+	}
+	r.turn++
+	return r.nodes[r.turn%len(r.nodes)]
+}
+
+// Do calls f with the connection of the shard's leader. f makes one call and
+// returns its error. It is called again only if the last call was certainly
+// not done; the error returned is f's, with the outcome NOT_COMMITTED if that
+// is so.
+func (r *Router) Do(ctx context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) error {
+	return r.do(ctx, shard, false, f)
+}
+
+// DoIdempotent is Do for calls that may be done twice: it also calls f again
+// when the leader became UNAVAILABLE during the call.
+func (r *Router) DoIdempotent(ctx context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) error {
+	return r.do(ctx, shard, true, f)
+}
+
+func (r *Router) do(ctx context.Context, shard stream.Shard, idempotent bool, f func(grpc.ClientConnInterface) error) error {
+	var end time.Time // set by the first failure
+	delay := firstPause
+	maybe := false // some earlier call may have been done
+	for redirects := 0; ; {
+		redirected, err := r.try(ctx, shard, f)
+		if err == nil || !again(err, idempotent) {
+			return err
+		}
+		maybe = maybe || !undone(err)
+		if end.IsZero() {
+			end = time.Now().Add(r.cfg.Patience)
+		}
+		if redirects++; redirected && redirects <= maxRedirects && ctx.Err() == nil {
+			continue
+		}
+		redirects = 0
+		d := delay/2 + rand.N(delay)
+		if time.Now().Add(d).After(end) || !pause(ctx, d) {
+			return final(ctx, shard, err, maybe)
+		}
+		delay = min(2*delay, longestPause)
+	}
+}
+
+// try asks once; redirected: it now knows a leader that it did not ask.
+func (r *Router) try(ctx context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) (redirected bool, err error) {
+	address := r.where(shard)
+	if address == "" {
+		return false, noLeader(shard, "no sequencer is known yet")
+	}
+	conn, err := r.deps.Conns.Address(address)
+	if err != nil {
+		r.doubt(shard, address)
+		return false, noLeader(shard, err.Error())
+	}
+	err = f(conn)
+	switch {
+	case err == nil:
+	case reason.Is(err, reason.NotLeader):
+		r.doubt(shard, address)
+		epoch, _ := reason.Number(err, reason.KeyEpoch)
+		to := reason.Meta(err, reason.KeyAddress)
+		redirected = to != address && to != "" && r.learn(shard, epoch, to)
+	case rpc.NotSent(err):
+		r.doubt(shard, address)
+	}
+	return redirected, err
+}
+
+// again reports whether the call may be made once more.
+func again(err error, idempotent bool) bool {
+	switch {
+	case reason.Is(err, reason.NotLeader), reason.Is(err, reason.NoLeader), rpc.NotSent(err):
+		return true
+	case reason.Code(err) != codes.Unavailable:
+		return false // asking again changes nothing
+	}
+	return idempotent || reason.OutcomeOf(err) == reason.NotCommitted
+}
+
+// final is what the caller gets when trying ends; maybe: some call may have
+// been done.
+func final(ctx context.Context, shard stream.Shard, err error, maybe bool) error {
+	switch {
+	case ctx.Err() != nil:
+		s := status.FromContextError(ctx.Err())
+		err = status.Error(s.Code(), s.Message()+" while looking for the leader of shard "+reason.Text(shard)+": "+status.Convert(err).Message())
+	case reason.Is(err, reason.NotLeader):
+		err = reason.New(codes.Unavailable, reason.NoLeader, "shard "+reason.Text(shard)+" has no leader yet: the sequencers point to each other")
+	}
+	if maybe {
+		return reason.WithOutcome(err, reason.Unknown)
+	}
+	return reason.WithOutcome(err, reason.NotCommitted)
+}
+
+// undone reports whether a failed call was certainly not done, and passes.
+func undone(err error) bool {
+	return again(err, false)
+}
+
+func noLeader(shard stream.Shard, why string) error {
+	return reason.WithOutcome(reason.New(codes.Unavailable, reason.NoLeader, "shard "+reason.Text(shard)+" has no leader yet: "+why), reason.NotCommitted)
+}
+
+// pause waits; false if ctx ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
