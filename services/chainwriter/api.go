@@ -1,0 +1,226 @@
+package chainwriter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/nova-stream/nova/libs/bundle"
+	"github.com/nova-stream/nova/libs/catalog"
+	"github.com/nova-stream/nova/libs/chain"
+	"github.com/nova-stream/nova/libs/chunk"
+	"github.com/nova-stream/nova/libs/directory"
+	"github.com/nova-stream/nova/libs/objectstore"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
+)
+
+// OpenChain returns the chain that this life writes.
+func (s *Service) OpenChain(ctx context.Context, req *chainwriterpb.OpenChainRequest) (*chainwriterpb.OpenChainResponse, error) {
+	if req.GetProfile() != uint32(stream.ProfileStandard) {
+		return nil, reason.Missing("express storage")
+	}
+	w, err := s.writer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &chainwriterpb.OpenChainResponse{ChainId: w.id.String(), WriterLife: s.life.String()}, nil
+}
+
+// owned returns the present writer if the chain is its; CHAIN_SEALED if not:
+// every other chain of this life has ended.
+func (s *Service) owned(id string) (*openWriter, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == nil || s.current.id.String() != id || s.current.isEnded() {
+		return nil, errSealed()
+	}
+	return s.current, nil
+}
+
+// credit is how many bytes one sender may have unanswered: a quarter of the
+// pool, so that several senders share it.
+func (s *Service) credit() uint64 { return uint64(max(s.cfg.PoolBytes/4, 8<<20)) }
+
+// WriteEntries takes entries in and answers in chain order.
+func (s *Service) WriteEntries(srv chainwriterpb.ChainWriterService_WriteEntriesServer) error {
+	first, err := srv.Recv()
+	if err != nil {
+		return err
+	}
+	if first.GetOpen() == nil {
+		return reason.Field("open", "must be the first message")
+	}
+	w, err := s.owned(first.GetOpen().GetChainId())
+	if err != nil {
+		return err
+	}
+	if err := srv.Send(&chainwriterpb.WriteEntriesResponse{CreditBytes: s.credit()}); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(srv.Context())
+	defer cancel(nil)
+	ses := newSession()
+	// The receiving side ends when this call returns, which ends its Recv; it is
+	// not waited for.
+	go func() { cancel(receive(ctx, srv, w.writer, ses)) }()
+	err = ses.send(ctx, w.gone, srv.Send)
+	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) {
+		return cause
+	}
+	return err
+}
+
+var errClosed = reason.New(codes.Canceled, "", "the sender closed")
+
+func receive(ctx context.Context, srv chainwriterpb.ChainWriterService_WriteEntriesServer, w *writer, ses *session) error {
+	for {
+		msg, err := srv.Recv()
+		if errors.Is(err, io.EOF) {
+			return errClosed
+		}
+		if err != nil {
+			return err
+		}
+		e, err := entryOf(msg.GetEntry())
+		if err != nil {
+			return err
+		}
+		if r := w.accept(ctx, e, ses); r != nil {
+			ses.refused(e, r)
+		}
+	}
+}
+
+// entryOf decodes and verifies an entry (I10).
+func entryOf(m *chainwriterpb.Entry) (bundle.Entry, error) {
+	if m == nil {
+		return bundle.Entry{}, reason.Field("entry", "must follow open")
+	}
+	e := bundle.Entry{
+		Kind: bundle.Kind(m.GetKind()), Shard: stream.Shard(m.GetShard()), Epoch: stream.Epoch(m.GetEpoch()),
+		EntryNo: stream.EntryNo(m.GetEntryNo()), Timestamp: stream.Millis(m.GetTimestamp()), Body: m.GetBody(),
+	}
+	if e.Kind == bundle.KindFence || e.Epoch == 0 {
+		return bundle.Entry{}, reason.Field("entry.kind", "must not be a fence, and have an epoch")
+	}
+	if len(m.GetStreamId()) != len(e.StreamID) {
+		return bundle.Entry{}, reason.Field("entry.stream_id", fmt.Sprintf("must be %d bytes", len(e.StreamID)))
+	}
+	e.StreamID = stream.ID(m.GetStreamId())
+	if e.Kind != bundle.KindChunk {
+		return e, nil
+	}
+	h, err := chunk.Check(e.Body)
+	if err != nil {
+		return bundle.Entry{}, reason.New(codes.DataLoss, reason.ChecksumMismatch, "entry arrived damaged: "+err.Error())
+	}
+	if h.StreamID != e.StreamID {
+		return bundle.Entry{}, reason.New(codes.DataLoss, reason.ChecksumMismatch, "entry holds a chunk of another stream")
+	}
+	return e, nil
+}
+
+// Fence ends a shard's lower epochs in the present chain.
+func (s *Service) Fence(ctx context.Context, req *chainwriterpb.FenceRequest) (*chainwriterpb.FenceResponse, error) {
+	w, err := s.owned(req.GetChainId())
+	if err != nil {
+		return nil, err
+	}
+	cut, err := w.fence(ctx, stream.Shard(req.GetShard()), stream.Epoch(req.GetEpoch()))
+	if err != nil {
+		return nil, err
+	}
+	return &chainwriterpb.FenceResponse{Cut: uint64(cut)}, nil
+}
+
+// Seal ends any chain.
+func (s *Service) Seal(ctx context.Context, req *chainwriterpb.SealRequest) (*chainwriterpb.SealResponse, error) {
+	id, err := stream.ParseChainID(req.GetChainId())
+	if err != nil {
+		return nil, reason.Field("chain_id", err.Error())
+	}
+	cut, err := chain.Seal(ctx, s.objects, s.index, id, s.life)
+	if err != nil {
+		return nil, chainError(err)
+	}
+	return &chainwriterpb.SealResponse{Cut: uint64(cut)}, nil
+}
+
+// AbsorbTo absorbs any chain up to a slot.
+func (s *Service) AbsorbTo(ctx context.Context, req *chainwriterpb.AbsorbToRequest) (*chainwriterpb.AbsorbToResponse, error) {
+	id, err := stream.ParseChainID(req.GetChainId())
+	if err != nil {
+		return nil, reason.Field("chain_id", err.Error())
+	}
+	to, err := chain.Absorb(ctx, s.objects, s.index, id, stream.Slot(req.GetTo()), s.now)
+	if err != nil {
+		return nil, chainError(err)
+	}
+	return &chainwriterpb.AbsorbToResponse{AbsorbedTo: uint64(to)}, nil
+}
+
+// entriesPerMessage keeps an answer of LookupEntries well below the limit of a
+// message: an entry's header is at most some KiB.
+const entriesPerMessage = 500
+
+// LookupEntries returns entries of the absorbed part of any chain.
+func (s *Service) LookupEntries(req *chainwriterpb.LookupEntriesRequest, srv chainwriterpb.ChainWriterService_LookupEntriesServer) error {
+	id, err := stream.ParseChainID(req.GetChainId())
+	if err != nil {
+		return reason.Field("chain_id", err.Error())
+	}
+	ids := make([]stream.ID, 0, len(req.GetStreamIds()))
+	for i, b := range req.GetStreamIds() {
+		if len(b) != len(stream.ID{}) {
+			return reason.Field(fmt.Sprintf("stream_ids[%d]", i), "must be 16 bytes")
+		}
+		ids = append(ids, stream.ID(b))
+	}
+	found, err := s.lookup.Entries(srv.Context(), id, stream.Shard(req.GetShard()), ids, stream.Slot(req.GetFrom()), stream.Slot(req.GetTo()))
+	if err != nil {
+		return chainError(err)
+	}
+	for len(found) > 0 {
+		page := found[:min(len(found), entriesPerMessage)]
+		found = found[len(page):]
+		out := &chainwriterpb.LookupEntriesResponse{Entries: make([]*chainwriterpb.LocatedEntry, len(page))}
+		for i := range page {
+			out.Entries[i] = locatedOf(&page[i])
+		}
+		if err := srv.Send(out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func locatedOf(l *directory.Located) *chainwriterpb.LocatedEntry {
+	return &chainwriterpb.LocatedEntry{
+		Kind: chainwriterpb.EntryKind(l.Kind), Shard: uint32(l.Shard), Epoch: uint64(l.Epoch), EntryNo: uint64(l.EntryNo),
+		StreamId: l.StreamID[:], Timestamp: int64(l.Timestamp), Header: l.Header,
+		At: &chainwriterpb.Coordinates{ChainId: l.At.Chain[:], Slot: uint64(l.At.Slot), Offset: l.At.Offset, Length: l.At.Length},
+	}
+}
+
+// chainError gives an error of the chain library its code.
+func chainError(err error) error {
+	switch {
+	case catalog.IsNotFound(err):
+		return err
+	case errors.Is(err, chain.ErrBroken), errors.Is(err, chain.ErrForeign), errors.Is(err, bundle.ErrCorrupt), errors.Is(err, directory.ErrCorrupt):
+		return reason.New(codes.DataLoss, reason.ChecksumMismatch, err.Error())
+	case errors.Is(err, objectstore.ErrPermanent):
+		return reason.New(codes.FailedPrecondition, reason.StorageDown, err.Error())
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return reason.New(reason.Code(err), "", err.Error())
+	}
+	if c := reason.Code(err); c != codes.Unknown {
+		return err
+	}
+	return reason.New(codes.Unavailable, reason.StorageDown, err.Error())
+}

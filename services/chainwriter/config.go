@@ -1,0 +1,61 @@
+package chainwriter
+
+import (
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/nova-stream/nova/libs/objectstore"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+)
+
+// Config holds a chain-writer's settings. Zero values take the defaults.
+type Config struct {
+	NodeID  string
+	Address string
+	Zone    string
+	// FlightBytes ends a flight, default 4 MiB.
+	FlightBytes int
+	// Linger is how long a flight waits for more entries, default 0: it leaves
+	// at once when a lane is free.
+	Linger time.Duration
+	// Lanes is how many flights are in the air, default 4.
+	Lanes int
+	// PoolBytes limits the entries that wait or are in the air, default 256 MiB.
+	PoolBytes int64
+	// BacklogFlights limits the committed slots that are not absorbed yet,
+	// default 1024; beyond it no flight leaves.
+	BacklogFlights int
+	// HedgeAfter, StuckAfter, AttemptTimeout: see chain.AppenderConfig.
+	HedgeAfter     time.Duration
+	StuckAfter     time.Duration
+	AttemptTimeout time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	if c.FlightBytes == 0 {
+		c.FlightBytes = 4 << 20
+	}
+	if c.Lanes == 0 {
+		c.Lanes = 4
+	}
+	if c.PoolBytes == 0 {
+		c.PoolBytes = 256 << 20
+	}
+	if c.BacklogFlights == 0 {
+		c.BacklogFlights = 1024
+	}
+	return c
+}
+
+// Deps are what a chain-writer works with.
+type Deps struct {
+	Objects objectstore.Store
+	Index   indexpb.IndexServiceClient
+	Log     *slog.Logger
+	Meter   metric.Meter
+	Tracer  trace.Tracer
+	Now     func() time.Time // default time.Now
+}

@@ -1,0 +1,50 @@
+package chainwriter
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+)
+
+// metrics are the chain-writer's instruments, all named nova.chainwriter.*.
+type metrics struct {
+	flight      metric.Float64Histogram
+	entries     metric.Int64Counter
+	bytes       metric.Int64Counter
+	poolFull    metric.Int64Counter
+	backlogFull metric.Int64Counter
+}
+
+func newMetrics(m metric.Meter) (*metrics, error) {
+	if m == nil {
+		m = noop.Meter{}
+	}
+	var err error
+	keep := func(e error) {
+		if err == nil {
+			err = e
+		}
+	}
+	counter := func(name, unit, what string) metric.Int64Counter {
+		c, e := m.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(what))
+		keep(e)
+		return c
+	}
+	flight, e := m.Float64Histogram("nova.chainwriter.flight.duration", metric.WithUnit("s"), metric.WithDescription("From launch to commit of a flight."))
+	keep(e)
+	return &metrics{
+		flight:      flight,
+		entries:     counter("nova.chainwriter.committed.entries", "{entry}", "Entries committed."),
+		bytes:       counter("nova.chainwriter.committed.bytes", "By", "Bytes of bundles committed."),
+		poolFull:    counter("nova.chainwriter.pool.full", "{event}", "Times that an entry waited for the pool."),
+		backlogFull: counter("nova.chainwriter.backlog.full", "{event}", "Times that flights waited for slots to be absorbed."),
+	}, err
+}
+
+func (m *metrics) landed(ctx context.Context, took time.Duration, entries, bytes int) {
+	m.flight.Record(ctx, took.Seconds())
+	m.entries.Add(ctx, int64(entries))
+	m.bytes.Add(ctx, int64(bytes))
+}
