@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/validate"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -75,6 +76,9 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 	first, err := srv.Recv()
 	if err != nil {
 		return err
+	}
+	if err := validate.Request(first); err != nil {
+		return reason.WithOutcome(err, reason.NotCommitted)
 	}
 	open := first.GetOpen()
 	if open == nil {

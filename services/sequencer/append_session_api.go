@@ -11,6 +11,7 @@ import (
 	"github.com/nova-stream/nova/libs/head"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/libs/validate"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -43,6 +44,9 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 	first, err := srv.Recv()
 	if err != nil {
 		return err
+	}
+	if err := validate.Request(first); err != nil {
+		return reason.WithOutcome(err, reason.NotCommitted)
 	}
 	open := first.GetOpen()
 	if open == nil {
@@ -77,7 +81,10 @@ func (s *Service) takeBatches(ctx context.Context, srv novapb.AppendService_Appe
 		}
 		batch := msg.GetBatch()
 		var out sessionBatch
+		invalid := validate.Request(msg)
 		switch {
+		case invalid != nil:
+			out.err = reason.WithOutcome(invalid, reason.NotCommitted)
 		case batch == nil:
 			out.err = reason.WithOutcome(reason.Field("message", "must be a batch after open"), reason.NotCommitted)
 		case failed:
