@@ -2,102 +2,51 @@ package chunk
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
-	"math"
 
 	"github.com/nova-stream/nova/libs/stream"
 )
 
-// ErrCorrupt means that bytes are damaged, cut short, or no chunk at all.
-var ErrCorrupt = errors.New("corrupt chunk")
-
-// Version is the format version that Encode writes.
-const Version = 1
-
-// Encoding says what a payload holds.
-type Encoding uint8
-
-// EncodingRecords: Nova's own records (docs/formats.md).
-const EncodingRecords Encoding = 1
-
-// Compression says how a payload is compressed.
-type Compression uint8
-
-// The compressions.
+// Layout of the header; docs/formats.md is its specification.
 const (
-	CompressionNone Compression = 0
-	CompressionZstd Compression = 1
+	magic      = "NVCK"
+	fixedBytes = 60 // up to the first batch
+	batchBytes = 29 // of a batch without a producer
+	crcBytes   = 4  // at the header's end
+	minHeader  = fixedBytes + batchBytes + crcBytes
+	maxHeader  = fixedBytes + MaxBatches*(batchBytes+1+stream.MaxTokenBytes+16) + crcBytes
+
+	flagSeal     = 1 << 0
+	flagProducer = 1 << 1
 )
-
-// Limits of a chunk.
-const (
-	// MaxRawBytes limits the payload before compression.
-	MaxRawBytes = 8 << 20
-	// MaxBatches limits the batches.
-	MaxBatches = 1 << 16
-	// MaxHeaderBytes limits the encoded header.
-	MaxHeaderBytes = 16 << 20
-)
-
-// Header says what a chunk holds.
-type Header struct {
-	Encoding       Encoding
-	Compression    Compression
-	StreamID       stream.ID
-	BaseSeq        stream.Seq
-	Count          uint32 // records, at least 1
-	FirstTimestamp stream.Millis
-	LastTimestamp  stream.Millis
-	HashBefore     stream.Hash
-	HashAfter      stream.Hash
-	RawLength      uint32 // bytes of the payload before compression
-	PayloadLength  uint32 // bytes of the payload as stored
-	PayloadCRC     uint32 // CRC32C of the payload as stored
-	Batches        []Batch
-}
-
-// Batch is one append batch of a chunk: enough to answer a resend of it.
-type Batch struct {
-	Count          uint32 // records, at least 1
-	Producer       stream.Producer
-	Seal           bool // the stream is closed with this batch
-	FirstTimestamp stream.Millis
-	LastTimestamp  stream.Millis
-	HashAfter      stream.Hash
-}
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-const (
-	magic       = "NvC"
-	fixedHeader = 3 + 1 + 4 + 1 + 1 + 16 + 8 + 4 + 8 + 8 + 8 + 8 + 4 + 4 + 4 + 4
-	crcBytes    = 4
+// headerSize returns the bytes that appendHeader will write.
+func headerSize(h *Header) int {
+	n := fixedBytes + crcBytes
+	for i := range h.Batches {
+		n += batchBytes
+		if id := h.Batches[i].Producer.ID; id != "" {
+			n += 1 + len(id) + 16
+		}
+	}
+	return n
+}
 
-	flagSeal     = 1
-	flagProducer = 2
-)
-
-// appendHeader encodes a header, with its checksum.
 func appendHeader(dst []byte, h *Header) []byte {
-	le := binary.LittleEndian
-	start := len(dst)
+	le, start := binary.LittleEndian, len(dst)
 	dst = append(dst, magic...)
-	dst = append(dst, Version)
-	dst = le.AppendUint32(dst, 0) // length, below
-	dst = append(dst, byte(h.Encoding), byte(h.Compression))
+	dst = append(dst, Version, byte(h.Encoding), byte(h.Compression), 0)
+	dst = le.AppendUint32(dst, uint32(headerSize(h)))
+	dst = le.AppendUint32(dst, uint32(len(h.Batches)))
 	dst = append(dst, h.StreamID[:]...)
 	dst = le.AppendUint64(dst, uint64(h.BaseSeq))
-	dst = le.AppendUint32(dst, h.Count)
-	dst = le.AppendUint64(dst, uint64(h.FirstTimestamp))
-	dst = le.AppendUint64(dst, uint64(h.LastTimestamp))
 	dst = le.AppendUint64(dst, uint64(h.HashBefore))
-	dst = le.AppendUint64(dst, uint64(h.HashAfter))
 	dst = le.AppendUint32(dst, h.RawLength)
 	dst = le.AppendUint32(dst, h.PayloadLength)
 	dst = le.AppendUint32(dst, h.PayloadCRC)
-	dst = le.AppendUint32(dst, uint32(len(h.Batches)))
 	for i := range h.Batches {
 		b := &h.Batches[i]
 		var flags byte
@@ -108,159 +57,144 @@ func appendHeader(dst []byte, h *Header) []byte {
 			flags |= flagProducer
 		}
 		dst = append(dst, flags)
-		dst = binary.AppendUvarint(dst, uint64(b.Count))
-		dst = binary.AppendVarint(dst, int64(b.FirstTimestamp-h.FirstTimestamp))
-		dst = binary.AppendVarint(dst, int64(b.LastTimestamp-b.FirstTimestamp))
+		dst = le.AppendUint32(dst, b.Count)
+		dst = le.AppendUint64(dst, uint64(b.FirstTimestamp))
+		dst = le.AppendUint64(dst, uint64(b.LastTimestamp))
 		dst = le.AppendUint64(dst, uint64(b.HashAfter))
-		if flags&flagProducer != 0 {
+		if b.Producer.ID != "" {
 			dst = append(dst, byte(len(b.Producer.ID)))
 			dst = append(dst, b.Producer.ID...)
-			dst = binary.AppendUvarint(dst, b.Producer.Epoch)
-			dst = binary.AppendUvarint(dst, b.Producer.Batch)
+			dst = le.AppendUint64(dst, b.Producer.Epoch)
+			dst = le.AppendUint64(dst, b.Producer.Batch)
 		}
 	}
-	le.PutUint32(dst[start+4:], uint32(len(dst)-start+crcBytes))
 	return le.AppendUint32(dst, crc32.Checksum(dst[start:], castagnoli))
 }
 
-// ParseHeader decodes the header at the start of b and returns its length.
-// What follows it is not looked at.
+// ParseHeader reads and verifies the header at the start of b and returns how
+// many bytes it has. What follows is not looked at, so b may be a whole chunk
+// or a header that was stored alone. Nothing in the result refers to b.
+//
+// Errors wrap ErrCorrupt or ErrVersion.
 func ParseHeader(b []byte) (Header, int, error) {
+	h, n, err := parseHeader(b)
+	if err != nil {
+		return Header{}, 0, fmt.Errorf("parse chunk header: %w", err)
+	}
+	return h, n, nil
+}
+
+func parseHeader(b []byte) (h Header, n int, err error) {
 	le := binary.LittleEndian
-	if len(b) < fixedHeader+crcBytes {
-		return Header{}, 0, fmt.Errorf("%w: %d bytes are no header", ErrCorrupt, len(b))
+	if len(b) < minHeader {
+		return h, 0, fmt.Errorf("%d bytes: %w", len(b), ErrCorrupt)
 	}
-	if string(b[:3]) != magic {
-		return Header{}, 0, fmt.Errorf("%w: magic %x", ErrCorrupt, b[:3])
+	if string(b[:4]) != magic {
+		return h, 0, fmt.Errorf("no chunk starts with % x: %w", b[:4], ErrCorrupt)
 	}
-	if b[3] != Version {
-		return Header{}, 0, fmt.Errorf("%w: format version %d, this program reads %d", ErrCorrupt, b[3], Version)
+	length := le.Uint32(b[8:])
+	if length < minHeader || length > maxHeader || uint64(length) > uint64(len(b)) {
+		return h, 0, fmt.Errorf("header of %d bytes in %d: %w", length, len(b), ErrCorrupt)
 	}
-	n := int(le.Uint32(b[4:]))
-	if n < fixedHeader+crcBytes || n > MaxHeaderBytes || n > len(b) {
-		return Header{}, 0, fmt.Errorf("%w: header of %d bytes in %d", ErrCorrupt, n, len(b))
+	n = int(length)
+	end := n - crcBytes
+	if got, want := crc32.Checksum(b[:end], castagnoli), le.Uint32(b[end:]); got != want {
+		return h, 0, fmt.Errorf("header checksum %08x, want %08x: %w", got, want, ErrCorrupt)
 	}
-	body := b[:n-crcBytes]
-	if got, want := crc32.Checksum(body, castagnoli), le.Uint32(b[n-crcBytes:]); got != want {
-		return Header{}, 0, fmt.Errorf("%w: header checksum %08x, want %08x", ErrCorrupt, got, want)
+	// Length and checksum lie at the same place in every version, so what is
+	// unknown from here on is new, not broken.
+	h.Encoding, h.Compression = Encoding(b[5]), Compression(b[6])
+	if b[4] != Version || h.Encoding != EncodingRecords || h.Compression > CompressionZstd || b[7] != 0 {
+		return h, 0, fmt.Errorf("version %d, encoding %d, compression %d, flags %d: %w", b[4], b[5], b[6], b[7], ErrVersion)
 	}
-	h := Header{
-		Encoding: Encoding(b[8]), Compression: Compression(b[9]), StreamID: stream.ID(b[10:26]),
-		BaseSeq: stream.Seq(le.Uint64(b[26:])), Count: le.Uint32(b[34:]),
-		FirstTimestamp: stream.Millis(le.Uint64(b[38:])), LastTimestamp: stream.Millis(le.Uint64(b[46:])),
-		HashBefore: stream.Hash(le.Uint64(b[54:])), HashAfter: stream.Hash(le.Uint64(b[62:])),
-		RawLength: le.Uint32(b[70:]), PayloadLength: le.Uint32(b[74:]), PayloadCRC: le.Uint32(b[78:]),
-	}
-	r := cursor{b: body[fixedHeader:]}
-	batches := le.Uint32(b[82:])
-	if batches == 0 || batches > MaxBatches || int(batches) > len(r.b) {
-		return Header{}, 0, fmt.Errorf("%w: %d batches", ErrCorrupt, batches)
+	copy(h.StreamID[:], b[16:])
+	h.BaseSeq = stream.Seq(le.Uint64(b[32:]))
+	h.HashBefore = stream.Hash(le.Uint64(b[40:]))
+	h.RawLength = le.Uint32(b[48:])
+	h.PayloadLength = le.Uint32(b[52:])
+	h.PayloadCRC = le.Uint32(b[56:])
+	batches := le.Uint32(b[12:])
+	if batches == 0 || batches > MaxBatches || int(batches) > (end-fixedBytes)/batchBytes {
+		return h, 0, fmt.Errorf("%d batches in a header of %d bytes: %w", batches, n, ErrCorrupt)
 	}
 	h.Batches = make([]Batch, batches)
+	rest := b[fixedBytes:end]
 	for i := range h.Batches {
-		r.batch(&h, &h.Batches[i])
+		if rest, err = parseBatch(rest, &h.Batches[i]); err != nil {
+			return h, 0, fmt.Errorf("batch %d: %w", i, err)
+		}
 	}
-	if r.bad || len(r.b) != 0 {
-		return Header{}, 0, fmt.Errorf("%w: batches do not fill the header", ErrCorrupt)
+	if len(rest) != 0 {
+		return h, 0, fmt.Errorf("%d bytes after the last batch: %w", len(rest), ErrCorrupt)
 	}
-	return h, n, h.check()
+	if err := h.derive(); err != nil {
+		return h, 0, fmt.Errorf("%w: %w", err, ErrCorrupt)
+	}
+	return h, n, nil
 }
 
-// check tests what the checksum cannot: that the fields agree.
-func (h *Header) check() error {
-	var count uint64
-	for i := range h.Batches {
-		if h.Batches[i].Count == 0 {
-			return fmt.Errorf("%w: batch %d is empty", ErrCorrupt, i)
-		}
-		count += uint64(h.Batches[i].Count)
+func parseBatch(b []byte, batch *Batch) ([]byte, error) {
+	le := binary.LittleEndian
+	if len(b) < batchBytes {
+		return nil, fmt.Errorf("%d bytes left: %w", len(b), ErrCorrupt)
 	}
-	switch {
-	case count != uint64(h.Count):
-		return fmt.Errorf("%w: batches hold %d records, the header says %d", ErrCorrupt, count, h.Count)
-	case h.Batches[len(h.Batches)-1].HashAfter != h.HashAfter:
-		return fmt.Errorf("%w: the last batch's hash is not the chunk's", ErrCorrupt)
-	case h.LastTimestamp < h.FirstTimestamp:
-		return fmt.Errorf("%w: timestamps go back", ErrCorrupt)
-	case uint64(h.BaseSeq) > math.MaxUint64-count:
-		return fmt.Errorf("%w: numbers overflow", ErrCorrupt)
-	case h.RawLength > MaxRawBytes || h.PayloadLength > MaxRawBytes:
-		return fmt.Errorf("%w: payload of %d bytes, %d stored; the limit is %d", ErrCorrupt, h.RawLength, h.PayloadLength, MaxRawBytes)
+	flags := b[0]
+	if flags&^(flagSeal|flagProducer) != 0 {
+		return nil, fmt.Errorf("flags %02x: %w", flags, ErrVersion)
+	}
+	batch.Seal = flags&flagSeal != 0
+	batch.Count = le.Uint32(b[1:])
+	batch.FirstTimestamp = stream.Millis(le.Uint64(b[5:]))
+	batch.LastTimestamp = stream.Millis(le.Uint64(b[13:]))
+	batch.HashAfter = stream.Hash(le.Uint64(b[21:]))
+	b = b[batchBytes:]
+	if flags&flagProducer == 0 {
+		return b, nil
+	}
+	if len(b) < 1 || len(b) < 1+int(b[0])+16 {
+		return nil, fmt.Errorf("producer is cut off: %w", ErrCorrupt)
+	}
+	n := int(b[0])
+	batch.Producer.ID = string(b[1 : 1+n])
+	if n == 0 || n > stream.MaxTokenBytes {
+		return nil, fmt.Errorf("producer id of %d bytes: %w", n, ErrCorrupt)
+	}
+	b = b[1+n:]
+	batch.Producer.Epoch = le.Uint64(b)
+	batch.Producer.Batch = le.Uint64(b[8:])
+	return b[16:], nil
+}
+
+// derive fills what follows from the batches, and checks what must hold of any
+// header. Writer and reader share it, so that nothing is written that cannot be
+// read.
+func (h *Header) derive() error {
+	if h.RawLength == 0 || h.RawLength > MaxRawBytes || h.PayloadLength == 0 || h.PayloadLength > h.RawLength {
+		return fmt.Errorf("payload of %d bytes, %d raw", h.PayloadLength, h.RawLength)
+	}
+	if h.Compression == CompressionNone && h.PayloadLength != h.RawLength {
+		return fmt.Errorf("uncompressed payload of %d bytes, %d raw", h.PayloadLength, h.RawLength)
+	}
+	h.Count = 0
+	h.FirstTimestamp = h.Batches[0].FirstTimestamp
+	last := h.FirstTimestamp
+	for i := range h.Batches {
+		b := &h.Batches[i]
+		switch {
+		case b.Count == 0 || b.Count > stream.MaxBatchRecords:
+			return fmt.Errorf("batch %d has %d records", i, b.Count)
+		case b.FirstTimestamp < last || b.LastTimestamp < b.FirstTimestamp:
+			return fmt.Errorf("batch %d: timestamps %d..%d after %d", i, b.FirstTimestamp, b.LastTimestamp, last)
+		case b.Seal && i != len(h.Batches)-1:
+			return fmt.Errorf("batch %d seals the stream and is not the last", i)
+		}
+		h.Count += b.Count
+		last = b.LastTimestamp
+		h.HashAfter = b.HashAfter
+	}
+	h.LastTimestamp = last
+	if h.Next() < h.BaseSeq {
+		return fmt.Errorf("%d records from %d", h.Count, h.BaseSeq)
 	}
 	return nil
-}
-
-// cursor reads fields off a slice; bad is set at the first that is not there.
-type cursor struct {
-	b   []byte
-	bad bool
-}
-
-func (c *cursor) uvarint() uint64 {
-	v, n := binary.Uvarint(c.b)
-	if n <= 0 {
-		c.bad, c.b = true, nil
-		return 0
-	}
-	c.b = c.b[n:]
-	return v
-}
-
-func (c *cursor) varint() int64 {
-	v, n := binary.Varint(c.b)
-	if n <= 0 {
-		c.bad, c.b = true, nil
-		return 0
-	}
-	c.b = c.b[n:]
-	return v
-}
-
-// bytes returns the next n bytes, aliasing the input.
-func (c *cursor) bytes(n uint64) []byte {
-	if n > uint64(len(c.b)) {
-		c.bad, c.b = true, nil
-		return nil
-	}
-	v := c.b[:n:n]
-	c.b = c.b[n:]
-	return v
-}
-
-func (c *cursor) byte() byte {
-	if b := c.bytes(1); len(b) == 1 {
-		return b[0]
-	}
-	return 0
-}
-
-func (c *cursor) uint64() uint64 {
-	if b := c.bytes(8); len(b) == 8 {
-		return binary.LittleEndian.Uint64(b)
-	}
-	return 0
-}
-
-func (c *cursor) batch(h *Header, b *Batch) {
-	flags := c.byte()
-	if flags&^(flagSeal|flagProducer) != 0 {
-		c.bad = true
-	}
-	b.Seal = flags&flagSeal != 0
-	count := c.uvarint()
-	if count > math.MaxUint32 {
-		c.bad = true
-	}
-	b.Count = uint32(count)
-	b.FirstTimestamp = h.FirstTimestamp + stream.Millis(c.varint())
-	b.LastTimestamp = b.FirstTimestamp + stream.Millis(c.varint())
-	b.HashAfter = stream.Hash(c.uint64())
-	if flags&flagProducer != 0 {
-		b.Producer.ID = string(c.bytes(uint64(c.byte())))
-		if b.Producer.ID == "" {
-			c.bad = true
-		}
-		b.Producer.Epoch = c.uvarint()
-		b.Producer.Batch = c.uvarint()
-	}
 }
