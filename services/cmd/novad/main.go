@@ -1,8 +1,9 @@
-// novad runs a whole Nova constellation in one process.
+// Novad is Nova in one process.
 package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/nova-stream/nova/libs/config"
 	"github.com/nova-stream/nova/services/novad"
@@ -12,9 +13,13 @@ func main() {
 	var cfg novad.Config
 	config.Program{
 		Name:  "novad",
-		About: "novad runs a whole Nova constellation in one process: in memory (--dev) or in one directory (--dir).",
+		About: "All of Nova in one process: a durable stream store on one directory, in memory, or on Oxia and S3.",
 		Flags: cfg.Flags,
-		Check: cfg.Complete,
+		Check: cfg.Check,
 		Run:   func(ctx context.Context) error { return novad.Run(ctx, cfg) },
+		Commands: []config.Command{{
+			Name: "restore", About: "rebuild a lost metastore from the buckets, offline",
+			Run: func(context.Context) error { return errors.New("restore is not available in this version") },
+		}},
 	}.Main()
 }

@@ -1,0 +1,246 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/nova-stream/nova/libs/client"
+	"github.com/nova-stream/nova/libs/config"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+func (a *app) verifyCommand() *cobra.Command {
+	var all, repair bool
+	cmd := &cobra.Command{
+		Use:   "verify BUCKET/STREAM | verify BUCKET | verify --all",
+		Short: "check numbers, checksums and content hashes against storage; exit 1 on any finding",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &novapb.VerifyRequest{All: all, Repair: repair}
+			switch {
+			case len(args) == 1 && all, len(args) == 0 && !all:
+				return usagef("verify needs a stream, a bucket, or --all")
+			case len(args) == 1:
+				req.Bucket, req.Stream, _ = strings.Cut(args[0], "/")
+			}
+			return a.verify(cmd.Context(), req)
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "every stream of every bucket")
+	cmd.Flags().BoolVar(&repair, "repair", false, "repair what can be repaired")
+	return cmd
+}
+
+func (a *app) verify(ctx context.Context, req *novapb.VerifyRequest) error {
+	c, done, err := a.connect()
+	if err != nil {
+		return err
+	}
+	defer done()
+	call, err := c.Admin.Verify(ctx, req)
+	if err != nil {
+		return err
+	}
+	found := false
+	for {
+		m, err := call.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		name := m.GetBucket() + "/" + m.GetStream()
+		for _, f := range m.GetFindings() {
+			found = true
+			v := view(f)
+			v["stream"] = name
+			if err := a.show(v, func(w io.Writer) { fmt.Fprintf(w, "%s: %s: %s\n", name, f.GetKind(), f.GetMessage()) }); err != nil {
+				return err
+			}
+		}
+		if m.GetDone() {
+			err := a.show(map[string]any{"stream": name, "stream_id": m.GetStreamId(), "records": m.GetRecords(), "bytes": m.GetBytes(), "done": true}, func(w io.Writer) {
+				fmt.Fprintf(w, "%s: %d records, %d bytes checked\n", name, m.GetRecords(), m.GetBytes())
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	if found {
+		return errSilent
+	}
+	return nil
+}
+
+func (a *app) fleetCommand() *cobra.Command {
+	return &cobra.Command{Use: "fleet", Short: "show the nodes", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
+			res, err := c.Admin.GetFleet(ctx, &novapb.GetFleetRequest{})
+			if err != nil {
+				return err
+			}
+			return a.show(view(res), func(w io.Writer) {
+				fmt.Fprintf(w, "constellation %s, %d shards\n", res.GetConstellationId(), res.GetShardCount())
+				rows := [][]string{{"SERVICE", "NODE", "ADDRESS", "ZONE", "DRAINING"}}
+				for _, n := range res.GetNodes() {
+					rows = append(rows, []string{n.GetService(), n.GetNodeId(), n.GetAddress(), dash(n.GetZone()), fmt.Sprint(n.GetDraining())})
+				}
+				table(w, rows...)
+			})
+		})
+	}}
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func (a *app) nodeCommand() *cobra.Command {
+	one := func(use, short string, f func(ctx context.Context, c *client.Client, node string) (any, error)) *cobra.Command {
+		return &cobra.Command{Use: use + " NODE", Short: short, Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+			return a.call(cmd, func(ctx context.Context, c *client.Client) error {
+				v, err := f(ctx, c, args[0])
+				if err != nil {
+					return err
+				}
+				return a.show(v, func(w io.Writer) { fmt.Fprintln(w, use, args[0]) })
+			})
+		}}
+	}
+	return group("node", "show and steer a node",
+		one("stats", "show a node's figures", func(ctx context.Context, c *client.Client, node string) (any, error) {
+			res, err := c.Admin.GetNodeStats(ctx, &novapb.GetNodeStatsRequest{NodeId: node})
+			return view(res), err
+		}),
+		one("drain", "hand a node's work to others", func(ctx context.Context, c *client.Client, node string) (any, error) {
+			_, err := c.Admin.DrainNode(ctx, &novapb.DrainNodeRequest{NodeId: node})
+			return map[string]string{"draining": node}, err
+		}),
+		one("undrain", "let a node take work again", func(ctx context.Context, c *client.Client, node string) (any, error) {
+			_, err := c.Admin.UndrainNode(ctx, &novapb.UndrainNodeRequest{NodeId: node})
+			return map[string]string{"undrained": node}, err
+		}))
+}
+
+func (a *app) shardCommand() *cobra.Command {
+	return group("shard", "show shards", &cobra.Command{Use: "list", Short: "list the shards and who leads them", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
+			rows := [][]string{{"SHARD", "EPOCH", "STATE", "LEADER", "CHAINS"}}
+			for start := uint32(0); ; {
+				res, err := c.Admin.ListShards(ctx, &novapb.ListShardsRequest{Start: start})
+				if err != nil {
+					return err
+				}
+				for _, s := range res.GetShards() {
+					start = s.GetShard() + 1
+					if a.output == "json" {
+						if err := a.show(view(s), nil); err != nil {
+							return err
+						}
+					}
+					rows = append(rows, []string{fmt.Sprint(s.GetShard()), fmt.Sprint(s.GetEpoch()), s.GetState(), s.GetLeader(), fmt.Sprint(len(s.GetChainIds()))})
+				}
+				if !res.GetHasMore() || len(res.GetShards()) == 0 {
+					break
+				}
+			}
+			if a.output != "json" {
+				table(a.Out, rows...)
+			}
+			return nil
+		})
+	}})
+}
+
+func (a *app) chainCommand() *cobra.Command {
+	return group("chain", "show chains", &cobra.Command{Use: "list", Short: "list the chains, oldest first", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
+			rows := [][]string{{"CHAIN", "STATE", "CUT", "ABSORBED", "SETTLED", "WRITER"}}
+			for after := ""; ; {
+				res, err := c.Admin.ListChains(ctx, &novapb.ListChainsRequest{StartAfter: after})
+				if err != nil {
+					return err
+				}
+				for _, ch := range res.GetChains() {
+					after = ch.GetChainId()
+					if a.output == "json" {
+						if err := a.show(view(ch), nil); err != nil {
+							return err
+						}
+					}
+					cut := "-"
+					if ch.GetState() != "open" {
+						cut = fmt.Sprint(ch.GetCut())
+					}
+					rows = append(rows, []string{ch.GetChainId(), ch.GetState(), cut, fmt.Sprint(ch.GetAbsorbedTo()), fmt.Sprint(ch.GetSettledTo()), ch.GetAddress()})
+				}
+				if !res.GetHasMore() || len(res.GetChains()) == 0 {
+					break
+				}
+			}
+			if a.output != "json" {
+				table(a.Out, rows...)
+			}
+			return nil
+		})
+	}})
+}
+
+func (a *app) tokenCommand() *cobra.Command {
+	var operations, buckets, streams []string
+	var ttl string
+	mint := &cobra.Command{Use: "mint", Short: "make a scoped credential", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		req := &novapb.MintTokenRequest{Operations: operations, Buckets: buckets, Streams: streams}
+		if ttl != "" {
+			d, err := config.ParseDuration(ttl)
+			if err != nil {
+				return usagef("--ttl: %w", err)
+			}
+			req.TtlMs = d.Milliseconds()
+		}
+		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
+			res, err := c.Admin.MintToken(ctx, req)
+			if err != nil {
+				return err
+			}
+			return a.show(view(res), func(w io.Writer) { fmt.Fprintln(w, res.GetSecret()) })
+		})
+	}}
+	mint.Flags().StringSliceVar(&operations, "operation", nil, "an operation it allows; repeatable")
+	mint.Flags().StringSliceVar(&buckets, "bucket", nil, "a bucket it allows, a trailing * matches a prefix; repeatable")
+	mint.Flags().StringSliceVar(&streams, "stream", nil, "a stream it allows, a trailing * matches a prefix; repeatable")
+	mint.Flags().StringVar(&ttl, "ttl", "", "how long it is valid, for example 30d; absent: for ever")
+	list := &cobra.Command{Use: "list", Short: "list credentials", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
+			res, err := c.Admin.ListTokens(ctx, &novapb.ListTokensRequest{})
+			if err != nil {
+				return err
+			}
+			return a.show(view(res), func(w io.Writer) {
+				for _, t := range res.GetTokens() {
+					fmt.Fprintln(w, t.GetTokenId())
+				}
+			})
+		})
+	}}
+	revoke := &cobra.Command{Use: "revoke ID", Short: "end a credential", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
+			_, err := c.Admin.RevokeToken(ctx, &novapb.RevokeTokenRequest{TokenId: args[0]})
+			if err != nil {
+				return err
+			}
+			return a.show(map[string]string{"revoked": args[0]}, func(w io.Writer) { fmt.Fprintln(w, "revoked", args[0]) })
+		})
+	}}
+	return group("token", "manage credentials", mint, list, revoke)
+}

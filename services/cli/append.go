@@ -1,0 +1,305 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+
+	"github.com/nova-stream/nova/libs/client"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+const (
+	// pauseFlush is how long a record waits for others when the input pauses.
+	pauseFlush = 10 * time.Millisecond
+	// settleTime is how long an interrupted append waits for what is under way.
+	settleTime = 5 * time.Second
+	// progressEvery is how often progress is shown.
+	progressEvery = 200 * time.Millisecond
+)
+
+type appendFlags struct {
+	create       bool
+	format       string
+	batch        int
+	producer     string
+	epoch        uint64
+	match, token string
+	patience     time.Duration
+}
+
+func (a *app) appendCommand() *cobra.Command {
+	var o appendFlags
+	cmd := &cobra.Command{
+		Use:   "append BUCKET/STREAM [FILE...]",
+		Short: "append records from files or standard input",
+		Long: `append reads records and stores them in order, each once: what is not
+acknowledged is sent again, for --patience, whatever happens on the way.
+
+Formats: lines (a record is a line, split at LF only, without it), json (an
+object {"body","headers","timestamp","encoding"} per line), raw (a record is a
+whole file). Without FILE, or with -, it reads standard input.
+
+An interrupt stops reading, waits shortly for what is under way, and says how
+far it got.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.append(cmd, o, args[0], args[1:]) },
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.create, "create", false, "create the stream, and its bucket, if they do not exist")
+	f.StringVar(&o.format, "format", "lines", "lines, json or raw")
+	f.IntVar(&o.batch, "batch", stream.MaxBatchRecords, "records in one batch at most, 1..1000")
+	f.StringVar(&o.producer, "producer", "", "producer id, for exactly-once over several runs; needs --producer-epoch")
+	f.Uint64Var(&o.epoch, "producer-epoch", 0, "epoch of --producer; higher than in any run before")
+	f.StringVar(&o.match, "match-seq", "", "fail unless the first record gets this number; 0: the stream must be empty")
+	f.StringVar(&o.token, "fencing-token", "", "fail unless it is the stream's fencing token")
+	f.DurationVar(&o.patience, "patience", 2*time.Minute, "how long to try again while nothing is acknowledged")
+	return cmd
+}
+
+// input is a record, or why there are no more.
+type input struct {
+	record *novapb.AppendRecord
+	idle   bool // reading on would wait
+	err    error
+}
+
+func (a *app) append(cmd *cobra.Command, o appendFlags, target string, files []string) error {
+	bucket, name, err := streamName(target)
+	if err != nil {
+		return err
+	}
+	f, err := parseFormat(o.format)
+	if err != nil {
+		return err
+	}
+	if o.batch < 1 || o.batch > stream.MaxBatchRecords {
+		return usagef("--batch must be 1..%d, is %d", stream.MaxBatchRecords, o.batch)
+	}
+	cfg := client.SessionConfig{Bucket: bucket, Stream: name, Producer: o.producer, Epoch: o.epoch, Patience: o.patience}
+	if cmd.Flags().Changed("producer") && !cmd.Flags().Changed("producer-epoch") {
+		return usagef("--producer needs --producer-epoch")
+	}
+	if o.match != "" {
+		n, err := number("--match-seq", o.match)
+		if err != nil {
+			return err
+		}
+		cfg.MatchSeq = &n
+	}
+	if cmd.Flags().Changed("fencing-token") {
+		cfg.FencingToken = &o.token
+	}
+	c, done, err := a.connect()
+	if err != nil {
+		return err
+	}
+	defer done()
+	if o.create {
+		if err := create(cmd.Context(), c, bucket, name, o.patience); err != nil {
+			return err
+		}
+	}
+	// The session outlives an interrupt, to learn what became of what was sent.
+	session := c.OpenSession(context.WithoutCancel(cmd.Context()), cfg)
+	stopProgress := a.progress(session)
+	inputs := make(chan input, 2*stream.MaxBatchRecords)
+	ctx, stop := context.WithCancel(cmd.Context())
+	go a.read(ctx, f, files, inputs)
+	readErr := sendAll(ctx, session, o.batch, inputs)
+	stop()
+	settle, cancel := context.WithCancel(context.WithoutCancel(cmd.Context()))
+	defer cancel()
+	if cmd.Context().Err() != nil {
+		settle, cancel = context.WithTimeout(settle, settleTime)
+		defer cancel()
+	} else {
+		// A second chance to interrupt, while the last acks are awaited.
+		defer context.AfterFunc(cmd.Context(), func() {
+			time.AfterFunc(settleTime, cancel)
+		})()
+	}
+	p, err := session.Close(settle)
+	stopProgress()
+	if err := a.appended(p, err == nil && readErr == nil && cmd.Context().Err() == nil); err != nil {
+		return err
+	}
+	switch {
+	case err != nil && cmd.Context().Err() != nil && errors.Is(err, context.Canceled):
+		fmt.Fprintln(a.Err, "nova: interrupted; what was under way may be stored too")
+		return errSilent
+	case err != nil:
+		return err
+	case cmd.Context().Err() != nil:
+		fmt.Fprintln(a.Err, "nova: interrupted")
+		return errSilent
+	}
+	return readErr
+}
+
+// appended prints the last line.
+func (a *app) appended(p client.Progress, complete bool) error {
+	out := map[string]any{"records": p.Records, "complete": complete}
+	if p.Records > 0 {
+		out["first_seq"], out["last_seq"] = p.FirstSeq, p.NextSeq-1
+	}
+	return a.show(out, func(w io.Writer) {
+		if p.Records == 0 {
+			fmt.Fprintln(w, "appended 0 records")
+			return
+		}
+		fmt.Fprintf(w, "appended %d records, seq %d..%d\n", p.Records, p.FirstSeq, p.NextSeq-1)
+	})
+}
+
+// create makes the bucket and the stream unless they exist.
+func create(ctx context.Context, c *client.Client, bucket, name string, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		_, err := c.Streams.CreateStream(ctx, &novapb.CreateStreamRequest{Bucket: bucket, Stream: name})
+		if reason.Is(err, reason.BucketNotFound) {
+			if _, err = c.Buckets.CreateBucket(ctx, &novapb.CreateBucketRequest{Bucket: bucket}); err == nil || reason.Is(err, reason.BucketExists) {
+				continue
+			}
+		}
+		if err == nil || reason.Is(err, reason.StreamExists) {
+			return nil
+		}
+		if reason.Code(err) != codes.Unavailable || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// read sends the records of all files, then closes inputs.
+func (a *app) read(ctx context.Context, f format, files []string, inputs chan<- input) {
+	defer close(inputs)
+	send := func(in input) bool {
+		select {
+		case inputs <- in:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	if len(files) == 0 {
+		files = []string{"-"}
+	}
+	for _, name := range files {
+		in, label := a.In, "standard input"
+		if name != "-" {
+			file, err := os.Open(name)
+			if err != nil {
+				send(input{err: err})
+				return
+			}
+			in, label = file, name
+		}
+		s := newSource(label, f, in)
+		for {
+			r, err := s.next()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if !send(input{record: r, err: err, idle: err == nil && s.idle()}) || err != nil {
+				break
+			}
+		}
+		if file, ok := in.(*os.File); ok && name != "-" {
+			_ = file.Close()
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// sendAll batches records and sends them; a batch leaves when it is full or the
+// input pauses. It returns what was wrong with the input.
+func sendAll(ctx context.Context, session *client.Session, most int, inputs <-chan input) error {
+	var batch []*novapb.AppendRecord
+	size := 0
+	flush := func() bool {
+		if len(batch) == 0 {
+			return true
+		}
+		err := session.Send(ctx, batch)
+		batch, size = nil, 0
+		return err == nil // Close has the reason
+	}
+	timer := time.NewTimer(time.Hour)
+	timer.Stop()
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+			if !flush() {
+				return nil
+			}
+		case in, ok := <-inputs:
+			if !ok || in.err != nil {
+				flush()
+				return in.err
+			}
+			n := recordSize(in.record)
+			if size+n > stream.MaxBatchBytes && !flush() {
+				return nil
+			}
+			batch = append(batch, in.record)
+			size += n
+			if len(batch) == most && !flush() {
+				return nil
+			}
+			if len(batch) > 0 && in.idle {
+				timer.Reset(pauseFlush)
+			} else {
+				timer.Stop()
+			}
+		}
+	}
+}
+
+// progress shows on a terminal how far a session is; call the function to end.
+func (a *app) progress(s *client.Session) func() {
+	if !a.Terminal {
+		return func() {}
+	}
+	stop, done := make(chan struct{}), make(chan struct{})
+	started := time.Now()
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(progressEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				fmt.Fprint(a.Err, "\r\033[K")
+				return
+			case <-tick.C:
+				p := s.Progress()
+				rate := float64(p.Records) / time.Since(started).Seconds()
+				fmt.Fprintf(a.Err, "\r\033[K%d records acknowledged, %.0f/s", p.Records, rate)
+			}
+		}
+	}()
+	return func() {
+		close(stop)
+		<-done
+	}
+}
