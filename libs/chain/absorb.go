@@ -4,293 +4,206 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sort"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/catalog"
-	"github.com/nova-stream/nova/libs/directory"
 	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
 
-const (
-	// Window is how many slots one directory covers at most.
-	Window = 64
-	// footersAtOnce is how many footers are read in parallel.
-	footersAtOnce = 16
-	// QueueDirectory holds the markers of directories that may not have got
-	// their row.
-	QueueDirectory = "directory"
-	// judgeAfter is when such a directory is looked at.
-	judgeAfter = 10 * time.Minute
-)
+// Window is how many slots one directory covers at most.
+const Window = 64
 
-// ErrBroken means that a committed chain holds an entry that breaks the order
-// of its shard's entry numbers.
+// ErrBroken means that a committed chain holds what it must not: an entry out of
+// the order of its shard's numbers, or a slot that is gone. Work on it stops.
 var ErrBroken = errors.New("chain is broken")
 
-// Absorb absorbs committed slots of a chain below to into directories, or all
-// that are committed with to = 0, and returns absorbed_to. Any number may work
-// on one chain: the claim decides the window, and whoever comes finishes it.
-// Steps per window, and what a crash leaves after each:
+// Absorb absorbs what a chain has committed now into directories and returns
+// absorbed_to. A chain that is found with a SEAL but OPEN is sealed first.
+func (s *Store) Absorb(ctx context.Context, c stream.ChainID) (stream.Slot, error) {
+	return s.AbsorbTo(ctx, c, 0)
+}
+
+// AbsorbTo absorbs committed slots until absorbed_to has reached to, and returns
+// it. Slots below to that are not committed yet are an ErrUnavailable; to = 0
+// means whatever is committed now. Any number may work on one chain, beside its
+// writer and sealers: a claim decides the window, and whoever comes finishes it.
+// A window's steps, and what a crash after each leaves:
 //
 //  1. find slots that are committed: nothing.
-//  2. claim them: compare-and-set of absorbing_to. The next absorber does the
+//  2. claim them, by compare-and-set of absorbing_to: the next absorber does the
 //     same window.
-//  3. arm a due marker for the directory object: the marker.
-//  4. put the object under a key of its own: an object that nothing names; the
+//  3. arm a due marker for the directory's object: a marker, of no object.
+//  4. put the object, under a key of its own: an object that no row names; the
 //     marker leads to it.
-//  5. put the directory's row, once per window: the row counts, whoever wrote
-//     it; the next absorber adopts it.
-//  6. compare-and-set of absorbed_to, with the fences met. Then drop the marker.
-func Absorb(ctx context.Context, objects objectstore.Store, index Index, c stream.ChainID, to stream.Slot, now func() time.Time) (stream.Slot, error) {
-	for {
-		r, version, err := index.GetChain(ctx, c.String())
-		if err != nil {
-			return 0, fmt.Errorf("absorb chain %s: %w", c, err)
+//  5. put the directory's row, once per window: the row counts, whoever wrote it;
+//     the next absorber adopts it.
+//  6. drop the marker. A marker whose object has the row is dropped by the reaper.
+//  7. compare-and-set of absorbed_to, with how far each shard is.
+func (s *Store) AbsorbTo(ctx context.Context, c stream.ChainID, to stream.Slot) (stream.Slot, error) {
+	var from stream.Slot
+	for n := 0; ; n++ {
+		w := window{Store: s, chain: c}
+		err := w.read(ctx)
+		from = max(from, w.from)
+		if err == nil {
+			if to > 0 && from >= to || w.isEnd() {
+				break
+			}
+			err = w.absorb(ctx)
 		}
-		from := stream.Slot(r.GetAbsorbedTo())
-		if to > 0 && from >= to {
+		switch {
+		case errors.Is(err, errNothing) && to == 0:
 			return from, nil
-		}
-		a := absorber{objects: objects, index: index, chain: c, record: r, now: now}
-		if r.GetAbsorbingTo() == r.GetAbsorbedTo() {
-			end, err := a.committed(ctx, from)
-			if err != nil {
+		case errors.Is(err, errMoved), catalog.IsConflict(err):
+			if err := sleep(ctx, backoff(n, time.Second)); err != nil {
 				return from, fmt.Errorf("absorb chain %s: %w", c, err)
 			}
-			if end == from {
-				if to > 0 {
-					return from, fmt.Errorf("absorb chain %s: slot %d is not committed: %w", c, from, objectstore.ErrUnavailable)
-				}
+		case err != nil:
+			return from, fmt.Errorf("absorb chain %s: %w", c, err)
+		default:
+			n, from = 0, w.to
+			// A short window was all there was: a busy chain gets its next one later.
+			if to == 0 && !w.inherited && w.to-w.from < Window {
 				return from, nil
 			}
-			r.AbsorbingTo = uint64(end)
-			if version, err = index.PutChain(ctx, r, version); err != nil {
-				if catalog.IsConflict(err) {
-					continue
-				}
-				return from, fmt.Errorf("absorb chain %s: claim: %w", c, err)
+		}
+	}
+	if from < to {
+		return from, fmt.Errorf("absorb chain %s to slot %d: %w: it ends at %d", c, to, ErrBroken, from)
+	}
+	return from, nil
+}
+
+// errNothing means that the next slot is not committed.
+var errNothing = fmt.Errorf("the next slot is not committed: %w", objectstore.ErrUnavailable)
+
+// window is one try at the next window of a chain.
+type window struct {
+	*Store
+
+	chain     stream.ChainID
+	record    *indexpb.Chain
+	version   int64
+	from, to  stream.Slot // to is 0 until the window is claimed
+	inherited bool        // another claimed it
+	footers   []bundle.Footer
+}
+
+func (w *window) read(ctx context.Context) (err error) {
+	w.record, w.version, err = w.index.GetChain(ctx, w.chain.String())
+	w.from = stream.Slot(w.record.GetAbsorbedTo())
+	return err
+}
+
+func (w *window) open() bool { return w.record.GetState() == indexpb.ChainState_CHAIN_STATE_OPEN }
+
+// isEnd reports that everything is absorbed and nothing will be added.
+func (w *window) isEnd() bool { return !w.open() && uint64(w.from) >= w.record.GetCut() }
+
+func (w *window) absorb(ctx context.Context) error {
+	if end := stream.Slot(w.record.GetAbsorbingTo()); end > w.from {
+		w.to, w.inherited = end, true
+		if err := w.readAll(ctx); err != nil {
+			return err
+		}
+	} else if err := w.claim(ctx); err != nil {
+		return err
+	}
+	return w.finish(ctx)
+}
+
+// claim is steps 1 and 2.
+func (w *window) claim(ctx context.Context) error {
+	met, err := w.find(ctx)
+	if err != nil {
+		return err
+	}
+	if len(w.footers) == 0 {
+		if met == holdsSeal && w.open() {
+			// Whoever meets a SEAL finishes the seal. It is there already, so it does
+			// not matter on whose behalf.
+			if _, err := w.Seal(ctx, w.chain, stream.LifeID{}); err != nil {
+				return err
 			}
+			return errMoved
 		}
-		if err := a.window(ctx, version); err != nil && !catalog.IsConflict(err) && !errors.Is(err, errMoved) {
-			return from, fmt.Errorf("absorb chain %s: %w", c, err)
-		}
+		return errNothing
 	}
-}
-
-// errMoved means that the window was absorbed by another meanwhile.
-var errMoved = errors.New("the window was absorbed by another")
-
-type absorber struct {
-	objects objectstore.Store
-	index   Index
-	chain   stream.ChainID
-	record  *indexpb.Chain
-	now     func() time.Time
-	footers []bundle.Footer // of the window, if committed read them already
-}
-
-// committed returns the end of the committed slots from one on, at most a
-// window of them, and keeps their footers. With one register a slot that is
-// there, and all below it, is committed for good.
-func (a *absorber) committed(ctx context.Context, from stream.Slot) (stream.Slot, error) {
-	limit := from + Window
-	if a.record.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN {
-		limit = min(limit, stream.Slot(a.record.GetCut()))
-	}
-	// The usual idle chain: one read that finds nothing.
-	first, ok, err := readFooter(ctx, a.objects, a.chain, from)
-	if err != nil || !ok {
-		return from, err
-	}
-	found := make([]bundle.Footer, limit-from)
-	present := make([]bool, limit-from)
-	found[0], present[0] = first, true
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(footersAtOnce)
-	for i := 1; i < len(found); i++ {
-		group.Go(func() error {
-			var err error
-			found[i], present[i], err = readFooter(ctx, a.objects, a.chain, from+stream.Slot(i))
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return from, err
-	}
-	n := 0
-	for n < len(found) && present[n] {
-		n++
-	}
-	a.footers = found[:n]
-	return from + stream.Slot(n), nil
-}
-
-// readFooter reads the footer of a slot; false if it is empty or a SEAL.
-func readFooter(ctx context.Context, objects objectstore.Store, c stream.ChainID, s stream.Slot) (bundle.Footer, bool, error) {
-	key := SlotKey(c, s)
-	wrap := func(err error) error { return fmt.Errorf("footer of slot %d of chain %s: %w", s, c, err) }
-	tail, err := objects.GetRange(ctx, key, objectstore.Range{Offset: -bundle.TailBytes})
-	if errors.Is(err, objectstore.ErrNotFound) {
-		return bundle.Footer{}, false, nil
-	}
-	if err != nil {
-		return bundle.Footer{}, false, wrap(err)
-	}
-	start := tail.Body
-	if int64(len(tail.Body)) < tail.Size {
-		o, err := objects.GetRange(ctx, key, objectstore.Range{Length: bundle.IdentBytes})
-		if err != nil {
-			return bundle.Footer{}, false, wrap(err)
-		}
-		start = o.Body
-	}
-	f, need, err := bundle.ParseTail(start, tail.Body, tail.Size)
-	if err == nil && need > 0 {
-		o, rerr := objects.GetRange(ctx, key, objectstore.Range{Offset: -need})
-		if rerr != nil {
-			return bundle.Footer{}, false, wrap(rerr)
-		}
-		f, _, err = bundle.ParseTail(start, o.Body, o.Size)
-	}
-	if err != nil {
-		return bundle.Footer{}, false, wrap(err)
-	}
-	if f.Chain != c || f.Slot != s {
-		return bundle.Footer{}, false, wrap(ErrForeign)
-	}
-	return f, !f.IsSeal, nil
-}
-
-// window does steps 3 to 6 for the claimed window.
-func (a *absorber) window(ctx context.Context, version int64) error {
-	from, to := stream.Slot(a.record.GetAbsorbedTo()), stream.Slot(a.record.GetAbsorbingTo())
-	if stream.Slot(len(a.footers)) != to-from {
-		if err := a.readWindow(ctx, from, to); err != nil {
-			return err
-		}
-	}
-	b := directory.NewBuilder(a.chain, from)
-	progress, err := a.accept(b, from)
-	if err != nil {
-		return err
-	}
-	body := b.Finish(to)
-	d := &indexpb.Directory{
-		ChainId: a.chain.String(), From: uint64(from), To: uint64(to), Size: uint64(len(body)),
-		Object: DirectoryKey(a.chain, from, stream.NewAttemptID()),
-	}
-	for _, n := range b.Shards() {
-		d.Shards = append(d.Shards, uint32(n))
-	}
-	marker, err := a.index.ArmDue(ctx, &indexpb.Due{
-		Queue: QueueDirectory, At: a.now().Add(judgeAfter).UnixMilli(), ChainId: d.GetChainId(), Object: d.GetObject(), Number: uint64(from),
-	})
-	if err != nil {
-		return fmt.Errorf("arm marker: %w", err)
-	}
-	if _, err := a.objects.PutIfAbsent(ctx, d.GetObject(), body); err != nil && !errors.Is(err, objectstore.ErrExists) {
-		// The key is this attempt's own, so what exists under it is this body.
-		return fmt.Errorf("put directory: %w", err)
-	}
-	if err := a.index.PutDirectory(ctx, d); err != nil {
-		if !catalog.IsConflict(err) {
-			return fmt.Errorf("put directory's row: %w", err)
-		}
-		// Another absorber's row counts. It names the same window, because claims
-		// are not replaced; the own object is nobody's.
-		other, err := a.index.GetDirectory(ctx, d.GetChainId(), uint64(from))
-		if err != nil {
-			return fmt.Errorf("read directory's row: %w", err)
-		}
-		if other.GetTo() != uint64(to) {
-			return fmt.Errorf("directory [%d, %d) of chain %s has the end %d: %w", from, to, a.chain, other.GetTo(), ErrBroken)
-		}
-		if other.GetObject() != d.GetObject() && a.objects.Delete(ctx, d.GetObject()) != nil {
-			marker.Due = nil // the marker leads the reaper to it
-		}
-	}
-	a.record.AbsorbedTo = uint64(to)
-	a.record.Progress = progress
-	if _, err := a.index.PutChain(ctx, a.record, version); err != nil {
-		return err
-	}
-	if marker.Due != nil {
-		_ = a.index.DropDue(ctx, marker) // else the reaper finds the row and drops it
+	w.to = w.from + stream.Slot(len(w.footers))
+	w.record.AbsorbingTo = uint64(w.to)
+	if w.version, err = w.index.PutChain(ctx, w.record, w.version); err != nil {
+		return fmt.Errorf("claim [%d, %d): %w", w.from, w.to, err)
 	}
 	return nil
 }
 
-// readWindow reads the footers of a window that another claimed.
-func (a *absorber) readWindow(ctx context.Context, from, to stream.Slot) error {
-	a.footers = make([]bundle.Footer, to-from)
+// find reads the footers of the committed slots, and tells what ends them, if
+// not the window. An idle chain costs one read that finds nothing; the more is
+// there, the more is asked at once.
+func (w *window) find(ctx context.Context) (content, error) {
+	limit := w.from + Window
+	if !w.open() {
+		limit = min(limit, stream.Slot(w.record.GetCut()))
+	}
+	for slot, n := w.from, stream.Slot(1); slot < limit; n *= 4 {
+		end := min(slot+n, limit)
+		footers, held, err := w.readFooters(ctx, slot, end)
+		if err != nil {
+			return holdsNothing, err
+		}
+		for i, what := range held {
+			if what != holdsBundle {
+				return what, nil
+			}
+			w.footers = append(w.footers, footers[i])
+		}
+		slot = end
+	}
+	return holdsBundle, nil
+}
+
+// footersAtOnce is how many footers are read in parallel.
+const footersAtOnce = 16
+
+func (w *window) readFooters(ctx context.Context, from, to stream.Slot) ([]bundle.Footer, []content, error) {
+	footers, held := make([]bundle.Footer, to-from), make([]content, to-from)
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(footersAtOnce)
-	for i := range a.footers {
+	for i := range footers {
 		group.Go(func() error {
-			f, ok, err := readFooter(gctx, a.objects, a.chain, from+stream.Slot(i))
-			if err == nil && !ok {
-				err = errMoved
-			}
-			a.footers[i] = f
+			_, err := w.again(gctx, func() (err error) {
+				footers[i], held[i], err = readFooter(gctx, w.reg, w.chain, from+stream.Slot(i))
+				return err
+			})
 			return err
 		})
 	}
 	err := group.Wait()
-	if !errors.Is(err, errMoved) {
-		return err
-	}
-	// A committed slot that is not there was reclaimed, after absorbed_to passed it.
-	r, _, gerr := a.index.GetChain(ctx, a.chain.String())
-	if gerr != nil {
-		return gerr
-	}
-	if r.GetAbsorbedTo() <= uint64(from) {
-		return fmt.Errorf("a slot of the claimed window [%d, %d) is not there: %w", from, to, ErrBroken)
-	}
-	return errMoved
+	return footers, held, err
 }
 
-// accept adds the entries that count to the directory: of each shard, those of
-// an epoch that no earlier entry ended, in the order of their numbers.
-func (a *absorber) accept(b *directory.Builder, from stream.Slot) ([]*indexpb.ShardProgress, error) {
-	progress := map[stream.Shard]*indexpb.ShardProgress{}
-	for _, p := range a.record.GetProgress() {
-		progress[stream.Shard(p.GetShard())] = &indexpb.ShardProgress{Shard: p.GetShard(), Epoch: p.GetEpoch(), NextEntry: p.GetNextEntry()}
+// readAll reads the footers of a window that another claimed.
+func (w *window) readAll(ctx context.Context) error {
+	footers, held, err := w.readFooters(ctx, w.from, w.to)
+	if err != nil {
+		return err
 	}
-	for i := range a.footers {
-		slot := from + stream.Slot(i)
-		for j := range a.footers[i].Entries {
-			e := &a.footers[i].Entries[j]
-			p := progress[e.Shard]
-			if p == nil {
-				p = &indexpb.ShardProgress{Shard: uint32(e.Shard)}
-				progress[e.Shard] = p
-			}
-			if uint64(e.Epoch) < p.GetEpoch() {
-				continue // a higher epoch began before it
-			}
-			if uint64(e.Epoch) > p.GetEpoch() {
-				p.Epoch, p.NextEntry = uint64(e.Epoch), 0
-			}
-			if e.Kind != bundle.KindFence {
-				if uint64(e.EntryNo) != p.GetNextEntry() {
-					return nil, fmt.Errorf("slot %d: shard %d epoch %d has entry %d, expected %d: %w", slot, e.Shard, e.Epoch, e.EntryNo, p.GetNextEntry(), ErrBroken)
-				}
-				p.NextEntry++
-			}
-			b.Add(slot, e)
+	for i, what := range held {
+		if what == holdsBundle {
+			continue
 		}
+		// A committed slot that is gone was reclaimed, and the record read is old; or
+		// the chain is broken. A change of the record tells: it fails if it is old.
+		if _, err := w.index.PutChain(ctx, w.record, w.version); err != nil {
+			return err
+		}
+		return fmt.Errorf("slot %d of the claimed window [%d, %d) holds no bundle: %w", w.from+stream.Slot(i), w.from, w.to, ErrBroken)
 	}
-	out := make([]*indexpb.ShardProgress, 0, len(progress))
-	for _, p := range progress {
-		out = append(out, p)
-	}
-	sort.Slice(out, func(i, j int) bool { return out[i].GetShard() < out[j].GetShard() })
-	return out, nil
+	w.footers = footers
+	return nil
 }

@@ -4,14 +4,36 @@
 //
 // A slot is a write-once register: one object, created with a condition. It is
 // committed when its bundle is there, all lower slots are committed, and it is
-// below the recorded cut.
+// below the recorded cut. With one register per slot (n = q = 1) whoever sees a
+// bundle in a slot, and bundles in all lower ones, sees what is final: nothing
+// ever takes the place of a bundle, so no sealer can put its SEAL below it.
 //
-// Why a writer that was frozen for any time cannot acknowledge wrongly (I4):
-// the SEAL at the cut is never deleted, so a flight for that slot meets it, and
-// a flight above it, though it may land, has it below: commits are released in
-// slot order. A flight below the cut that lands once more, because its slot was
-// reclaimed meanwhile, is the very flight that was committed there: the slot
-// number belongs to the writer that took it, and its bytes do not change.
-// Saying so is the truth. What such a late flight leaves behind is deleted when
-// the chain retires.
+// Invariants:
+//   - A slot is never skipped, and a flight's bytes go to one slot only.
+//   - A commit is released when all lower slots are committed (I2, I3).
+//   - A cut is decided once, by a compare-and-set of the chain's record; what a
+//     SEAL alone says decides nothing (I4).
+//   - A claimed window is finished, not replaced, so a slot is in one directory.
+//
+// # Frozen writers
+//
+// Why a writer that was frozen for any time cannot acknowledge wrongly (I4),
+// without looking at a clock. Let its flight be for slot n and the cut be c.
+//
+//   - n = c: the SEAL at the cut is never deleted, also not when the chain
+//     retires, so the PUT meets it for ever.
+//   - n > c: the PUT may land, where nothing is or no longer is. Its commit waits
+//     for slot c, which holds the SEAL. What it leaves is deleted when the chain
+//     retires; no reader looks above a cut.
+//   - n < c: the slot was committed, and slots belong to one writer, whose flights
+//     keep their slot: the bundle committed there was this flight. If the slot was
+//     reclaimed and the PUT lands once more, acknowledging it is the truth.
+//
+// So the age of a flight need not be compared with anything before its commit is
+// released. It would have to be if SEALs were ever deleted.
+//
+// A sealer that works from a stale record may put a SEAL into a slot that was
+// reclaimed, below absorbed_to. Its compare-and-set fails. If the writer meets
+// this SEAL, repeating a PUT whose reply it lost, it finishes the seal and learns
+// from the recorded cut, which lies above, that its flight is committed.
 package chain

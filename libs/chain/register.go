@@ -4,88 +4,128 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/nova-stream/nova/libs/bundle"
-	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/libs/stream"
-	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
 
-// SlotKey is the object key of a slot.
-func SlotKey(c stream.ChainID, s stream.Slot) string {
-	return fmt.Sprintf("chain/%s/%016x", c, uint64(s))
-}
-
-// DirectoryKey is the object key of one attempt at a directory.
-func DirectoryKey(c stream.ChainID, from stream.Slot, a stream.AttemptID) string {
-	return fmt.Sprintf("directory/%s/%016x-%s", c, uint64(from), a)
-}
-
-// ErrForeign means that a slot holds what nobody should have put there: the
-// chain is damaged, and work on it stops.
+// ErrForeign means that a slot holds what nobody should have put there, or
+// damaged bytes: work on the chain stops, and somebody has to look.
 var ErrForeign = errors.New("slot holds foreign bytes")
 
-// Index is what this package needs of the index.
-type Index interface {
-	GetChain(ctx context.Context, id string) (*indexpb.Chain, int64, error)
-	PutChain(ctx context.Context, r *indexpb.Chain, expected int64) (int64, error)
-	PutDirectory(ctx context.Context, d *indexpb.Directory) error
-	GetDirectory(ctx context.Context, chain string, from uint64) (*indexpb.Directory, error)
-	Directories(ctx context.Context, chain string, from, to uint64) ([]*indexpb.Directory, error)
-	ArmDue(ctx context.Context, d *indexpb.Due) (catalog.Marker, error)
-	DropDue(ctx context.Context, m catalog.Marker) error
+// Register is one zone's registers of all slots. A register is written once: of
+// any number of Puts to one slot at most one succeeds, unless the slot is
+// reclaimed, which happens only below settled_to.
+type Register interface {
+	// Put writes a slot unless something is there: objectstore.ErrExists, which
+	// may be the caller's own bytes. After ErrUnavailable and ErrThrottled the
+	// effect is unknown and the same bytes MUST be put again.
+	Put(ctx context.Context, c stream.ChainID, s stream.Slot, body []byte) error
+	// Read reads part of what a slot holds; objectstore.ErrNotFound if nothing.
+	Read(ctx context.Context, c stream.ChainID, s stream.Slot, r objectstore.Range) (objectstore.Object, error)
 }
 
-var _ Index = (*catalog.Client)(nil)
+// bucket is the registers of one bucket.
+type bucket struct {
+	objects objectstore.Store
+	timeout time.Duration // of one call
+}
+
+var _ Register = bucket{}
+
+// NewRegister returns the registers kept in an object store. A call that the
+// store does not answer within timeout ends with ErrUnavailable.
+func NewRegister(objects objectstore.Store, timeout time.Duration) Register {
+	return bucket{objects: objects, timeout: timeout}
+}
+
+func (b bucket) Put(ctx context.Context, c stream.ChainID, s stream.Slot, body []byte) error {
+	_, err := limited(ctx, b.timeout, func(ctx context.Context) (objectstore.ETag, error) {
+		return b.objects.PutIfAbsent(ctx, SlotKey(c, s), body)
+	})
+	return err
+}
+
+func (b bucket) Read(ctx context.Context, c stream.ChainID, s stream.Slot, r objectstore.Range) (objectstore.Object, error) {
+	o, err := limited(ctx, b.timeout, func(ctx context.Context) (objectstore.Object, error) {
+		return b.objects.GetRange(ctx, SlotKey(c, s), r)
+	})
+	if errors.Is(err, objectstore.ErrRange) {
+		// Every range asked for here lies in every bundle and SEAL.
+		return o, fmt.Errorf("%w: the object is cut short: %w", ErrForeign, err)
+	}
+	return o, err
+}
 
 // content is what a slot holds.
 type content uint8
 
 const (
-	empty content = iota
+	holdsNothing content = iota
 	holdsSeal
 	holdsBundle
 )
 
 // identify reads the start of a slot.
-func identify(ctx context.Context, objects objectstore.Store, c stream.ChainID, s stream.Slot) (content, bundle.Ident, error) {
-	o, err := objects.GetRange(ctx, SlotKey(c, s), objectstore.Range{Length: bundle.IdentBytes})
+func identify(ctx context.Context, reg Register, c stream.ChainID, s stream.Slot) (content, error) {
+	o, err := reg.Read(ctx, c, s, objectstore.Range{Length: bundle.IdentBytes})
 	if errors.Is(err, objectstore.ErrNotFound) {
-		return empty, bundle.Ident{}, nil
+		return holdsNothing, nil
 	}
 	if err != nil {
-		return empty, bundle.Ident{}, fmt.Errorf("read slot %d of chain %s: %w", s, c, err)
+		return holdsNothing, fmt.Errorf("read slot %d: %w", s, err)
 	}
 	id, err := bundle.Identify(o.Body)
 	if err != nil {
-		return empty, bundle.Ident{}, fmt.Errorf("slot %d of chain %s: %w: %w", s, c, ErrForeign, err)
+		return holdsNothing, fmt.Errorf("slot %d: %w: %w", s, ErrForeign, err)
 	}
 	if id.Chain != c || id.Slot != s {
-		return empty, bundle.Ident{}, fmt.Errorf("slot %d of chain %s holds slot %d of chain %s: %w", s, c, id.Slot, id.Chain, ErrForeign)
+		return holdsNothing, fmt.Errorf("slot %d holds slot %d of chain %s: %w", s, id.Slot, id.Chain, ErrForeign)
 	}
 	if id.IsSeal {
-		return holdsSeal, id, nil
+		return holdsSeal, nil
 	}
-	return holdsBundle, id, nil
+	return holdsBundle, nil
 }
 
-// backoff is the jittered pause before try n, from 0, of an undecided call.
-func backoff(n int) time.Duration {
-	d := min(10*time.Millisecond<<min(n, 8), time.Second)
-	return d/2 + rand.N(d)
-}
-
-// sleep pauses, or returns early with the context's error.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+// readFooter reads the footer of a slot; it is valid if the slot holds a bundle.
+func readFooter(ctx context.Context, reg Register, c stream.ChainID, s stream.Slot) (bundle.Footer, content, error) {
+	fail := func(err error) (bundle.Footer, content, error) {
+		return bundle.Footer{}, holdsNothing, fmt.Errorf("footer of slot %d: %w", s, err)
 	}
+	tail, err := reg.Read(ctx, c, s, objectstore.Range{Offset: -bundle.TailBytes})
+	if errors.Is(err, objectstore.ErrNotFound) {
+		return bundle.Footer{}, holdsNothing, nil
+	}
+	if err != nil {
+		return fail(err)
+	}
+	start := tail.Body
+	if int64(len(tail.Body)) < tail.Size {
+		o, err := reg.Read(ctx, c, s, objectstore.Range{Length: bundle.IdentBytes})
+		if err != nil {
+			return fail(err)
+		}
+		start = o.Body
+	}
+	f, need, err := bundle.ParseTail(start, tail.Body, tail.Size)
+	if err == nil && need > 0 {
+		o, rerr := reg.Read(ctx, c, s, objectstore.Range{Offset: -need})
+		if rerr != nil {
+			return fail(rerr)
+		}
+		f, _, err = bundle.ParseTail(start, o.Body, o.Size)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	if f.Chain != c || f.Slot != s {
+		return fail(fmt.Errorf("it is of slot %d of chain %s: %w", f.Slot, f.Chain, ErrForeign))
+	}
+	if f.IsSeal {
+		return f, holdsSeal, nil
+	}
+	return f, holdsBundle, nil
 }

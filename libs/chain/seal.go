@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/catalog"
@@ -12,66 +14,118 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
 
-// Seal ends a chain and returns its cut. Anyone may call it, any number at
-// once, beside a living writer; all get the same cut. Steps:
+// errMoved means that the record this work started from is an old one.
+var errMoved = errors.New("the chain's record has moved on")
+
+// Seal ends a chain and returns its cut: one more than its last committed slot.
+// Anyone may call it, any number at once, beside a living writer and absorbers;
+// all get the same cut. After an error it may be called again, by anyone. Steps:
 //
-//  1. from absorbed_to upwards, put a SEAL into each slot unless something is
-//     there: a bundle is committed, go on; a SEAL, own or another's, is the
-//     candidate cut. A crash leaves a SEAL that the next sealer finds.
-//  2. record the cut by compare-and-set. After a lost one, read again: SEALED
-//     has the cut; OPEN means walk again from its absorbed_to, because an old
-//     candidate proves nothing.
-func Seal(ctx context.Context, objects objectstore.Store, index Index, c stream.ChainID, sealer stream.LifeID) (stream.Slot, error) {
-	for {
-		r, version, err := index.GetChain(ctx, c.String())
+//  1. read the record. SEALED: its cut is the answer.
+//  2. walk from absorbed_to upwards: a bundle is committed, go on; into the first
+//     slot that is empty put a SEAL; a SEAL, own or another's, is the candidate.
+//     A crash leaves a SEAL, which the next sealer finds.
+//  3. record the candidate by compare-and-set. After a lost one, begin again: an
+//     old candidate proves nothing. A crash leaves either state.
+func (s *Store) Seal(ctx context.Context, c stream.ChainID, sealer stream.LifeID) (stream.Slot, error) {
+	fail := func(err error) (stream.Slot, error) { return 0, fmt.Errorf("seal chain %s: %w", c, err) }
+	for n := 0; ; n++ {
+		r, version, err := s.index.GetChain(ctx, c.String())
 		if err != nil {
-			return 0, fmt.Errorf("seal chain %s: %w", c, err)
+			return fail(err)
 		}
 		if r.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN {
 			return stream.Slot(r.GetCut()), nil
 		}
-		cut, err := candidate(ctx, objects, c, stream.Slot(r.GetAbsorbedTo()), sealer)
-		if err != nil {
-			return 0, fmt.Errorf("seal chain %s: %w", c, err)
+		cut, err := s.candidate(ctx, c, stream.Slot(r.GetAbsorbedTo()), sealer)
+		if err == nil {
+			_, err = s.index.PutChain(ctx, sealed(s, r, cut), version)
 		}
-		r.State, r.Cut = indexpb.ChainState_CHAIN_STATE_SEALED, uint64(cut)
-		_, err = index.PutChain(ctx, r, version)
 		if err == nil {
 			return cut, nil
 		}
-		if !catalog.IsConflict(err) {
-			return 0, fmt.Errorf("seal chain %s: record cut %d: %w", c, cut, err)
+		if !errors.Is(err, errMoved) && !catalog.IsConflict(err) {
+			return fail(err)
+		}
+		if err := sleep(ctx, backoff(n, time.Second)); err != nil {
+			return fail(err)
 		}
 	}
 }
 
+// sealed is the record of a chain that ends at cut.
+func sealed(s *Store, r *indexpb.Chain, cut stream.Slot) *indexpb.Chain {
+	r.State, r.Cut = indexpb.ChainState_CHAIN_STATE_SEALED, uint64(cut)
+	if r.GetAbsorbingTo() > r.GetCut() {
+		// Only committed slots are claimed, so a claim beyond the cut means that
+		// slots were lost. The part below the cut can still be absorbed.
+		s.cfg.Log.Error("slots that were claimed as committed are not there; the claim is clipped at the cut",
+			"chain", r.GetChainId(), "absorbing_to", r.GetAbsorbingTo(), "cut", r.GetCut())
+		r.AbsorbingTo = r.GetCut()
+	}
+	return r
+}
+
+// walkAtOnce is how many slots a sealer looks at in parallel.
+const walkAtOnce = 16
+
 // candidate walks up to the first slot that holds a SEAL, putting one into the
 // first that is empty.
-func candidate(ctx context.Context, objects objectstore.Store, c stream.ChainID, from stream.Slot, sealer stream.LifeID) (stream.Slot, error) {
+func (s *Store) candidate(ctx context.Context, c stream.ChainID, from stream.Slot, sealer stream.LifeID) (stream.Slot, error) {
 	attempt := stream.NewAttemptID()
 	for slot := from; ; {
+		n, err := s.bundles(ctx, c, slot)
+		if err != nil {
+			return 0, err
+		}
+		if slot += stream.Slot(n); n == walkAtOnce {
+			continue
+		}
 		body := bundle.EncodeSeal(bundle.Seal{Chain: c, Slot: slot, Sealer: sealer, Attempt: attempt})
-		_, err := objects.PutIfAbsent(ctx, SlotKey(c, slot), body)
+		_, err = s.again(ctx, func() error { return s.reg.Put(ctx, c, slot, body) })
 		if err == nil {
 			return slot, nil
 		}
 		if !errors.Is(err, objectstore.ErrExists) {
-			// Undecided, or refused; the next call of Seal goes on from here.
-			return 0, fmt.Errorf("slot %d: %w", slot, err)
+			return 0, fmt.Errorf("put SEAL into slot %d: %w", slot, err)
 		}
-		what, _, err := identify(ctx, objects, c, slot)
+		what, err := s.identify(ctx, c, slot)
 		switch {
 		case err != nil:
 			return 0, err
 		case what == holdsSeal:
 			return slot, nil
-		case what == holdsBundle:
-			slot++
+		case what == holdsNothing:
+			// Reclaimed between the two calls, so absorbed_to lies above. The walk
+			// from an old one would put SEALs into slots that were committed.
+			return 0, errMoved
 		}
-		// empty: reclaimed between the two calls, so absorbed_to has moved; the
-		// walk from an old one would seal a slot that was committed.
-		if what == empty {
-			return 0, fmt.Errorf("slot %d was reclaimed meanwhile: %w", slot, objectstore.ErrUnavailable)
+		slot++
+	}
+}
+
+// bundles returns how many slots from one on hold bundles, without a gap, at
+// most walkAtOnce. What lies above a gap is nobody's business.
+func (s *Store) bundles(ctx context.Context, c stream.ChainID, from stream.Slot) (int, error) {
+	var found [walkAtOnce]content
+	var errs [walkAtOnce]error
+	var group sync.WaitGroup
+	for i := range found {
+		group.Go(func() { found[i], errs[i] = s.identify(ctx, c, from+stream.Slot(i)) })
+	}
+	group.Wait()
+	for i, what := range found {
+		if errs[i] != nil || what != holdsBundle {
+			return i, errs[i]
 		}
 	}
+	return walkAtOnce, nil
+}
+
+func (s *Store) identify(ctx context.Context, c stream.ChainID, slot stream.Slot) (what content, err error) {
+	_, err = s.again(ctx, func() (err error) {
+		what, err = identify(ctx, s.reg, c, slot)
+		return err
+	})
+	return what, err
 }

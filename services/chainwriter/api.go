@@ -144,7 +144,7 @@ func (s *Service) Seal(ctx context.Context, req *chainwriterpb.SealRequest) (*ch
 	if err != nil {
 		return nil, reason.Field("chain_id", err.Error())
 	}
-	cut, err := chain.Seal(ctx, s.objects, s.index, id, s.life)
+	cut, err := s.chains.Seal(ctx, id, s.life)
 	if err != nil {
 		return nil, chainError(err)
 	}
@@ -157,7 +157,7 @@ func (s *Service) AbsorbTo(ctx context.Context, req *chainwriterpb.AbsorbToReque
 	if err != nil {
 		return nil, reason.Field("chain_id", err.Error())
 	}
-	to, err := chain.Absorb(ctx, s.objects, s.index, id, stream.Slot(req.GetTo()), s.now)
+	to, err := s.chains.AbsorbTo(ctx, id, stream.Slot(req.GetTo()))
 	if err != nil {
 		return nil, chainError(err)
 	}
@@ -181,7 +181,7 @@ func (s *Service) LookupEntries(req *chainwriterpb.LookupEntriesRequest, srv cha
 		}
 		ids = append(ids, stream.ID(b))
 	}
-	found, err := s.lookup.Entries(srv.Context(), id, stream.Shard(req.GetShard()), ids, stream.Slot(req.GetFrom()), stream.Slot(req.GetTo()))
+	found, err := s.chains.Lookup(srv.Context(), id, stream.Shard(req.GetShard()), ids, stream.Slot(req.GetFrom()), stream.Slot(req.GetTo()))
 	if err != nil {
 		return chainError(err)
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/chain"
-	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
@@ -28,9 +27,8 @@ type Service struct {
 	chainwriterpb.UnimplementedChainWriterServiceServer
 
 	cfg     Config
-	objects objectstore.Store
 	index   *catalog.Client
-	lookup  *chain.Lookup
+	chains  *chain.Store
 	log     *slog.Logger
 	metrics *metrics
 	tracer  trace.Tracer
@@ -74,8 +72,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, fmt.Errorf("chain-writer: metrics: %w", err)
 	}
 	index := catalog.New(deps.Index)
+	chains, err := chain.New(chain.Config{CallTimeout: cfg.AttemptTimeout, Log: deps.Log, Now: deps.Now}, deps.Objects, index)
+	if err != nil {
+		return nil, fmt.Errorf("chain-writer: %w", err)
+	}
 	s := &Service{
-		cfg: cfg, objects: deps.Objects, index: index, lookup: chain.NewLookup(deps.Objects, index),
+		cfg: cfg, index: index, chains: chains,
 		log: deps.Log, metrics: m, tracer: deps.Tracer, now: deps.Now, life: stream.NewLifeID(),
 	}
 	s.running, s.stop = context.WithCancel(context.Background())
@@ -99,7 +101,7 @@ func (s *Service) Run(ctx context.Context) error {
 	s.mu.Unlock()
 	s.stop()
 	s.writers.Wait()
-	s.lookup.Close()
+	s.chains.Close()
 	return nil
 }
 
@@ -170,10 +172,9 @@ func (s *Service) makeChain(ctx context.Context) (*openWriter, error) {
 	}
 	w := &writer{
 		cfg: s.cfg, id: id, log: s.log, metrics: s.metrics, tracer: s.tracer, now: s.now, shards: map[stream.Shard]*shardState{},
-		appender: chain.NewAppender(chain.AppenderConfig{
-			Chain: id, Writer: s.life, Lanes: s.cfg.Lanes, StuckAfter: s.cfg.StuckAfter, AttemptTimeout: s.cfg.AttemptTimeout,
-			HedgeAfter: s.cfg.HedgeAfter, Log: s.log,
-		}, s.objects, s.index),
+		appender: s.chains.NewAppender(chain.AppenderConfig{
+			Chain: id, Writer: s.life, Lanes: s.cfg.Lanes, StuckAfter: s.cfg.StuckAfter, HedgeAfter: s.cfg.HedgeAfter,
+		}),
 	}
 	w.changed = sync.NewCond(&w.mu)
 	s.log.InfoContext(ctx, "opened chain", "chain", id.String())
@@ -219,7 +220,7 @@ func (s *Service) watchBacklog(ctx context.Context) {
 
 func (s *Service) absorbed(ctx context.Context, c stream.ChainID, help bool) (stream.Slot, error) {
 	if help {
-		return chain.Absorb(ctx, s.objects, s.index, c, 0, s.now)
+		return s.chains.Absorb(ctx, c)
 	}
 	r, _, err := s.index.GetChain(ctx, c.String())
 	return stream.Slot(r.GetAbsorbedTo()), err

@@ -308,8 +308,7 @@ func (w *writer) take() []*item {
 func (w *writer) launch(ctx context.Context, items []*item) error {
 	_, span := w.tracer.Start(ctx, "chainwriter.Flight", trace.WithSpanKind(trace.SpanKindInternal),
 		trace.WithAttributes(attribute.String("nova.chain", w.id.String()), attribute.Int("nova.entries", len(items))))
-	f := chain.Flight{ID: stream.NewFlightID(), Builder: nil}
-	f.Builder = bundle.NewBuilder(w.id, f.ID, stream.ProfileStandard)
+	f := chain.Flight{Builder: bundle.NewBuilder(w.id, stream.NewFlightID(), stream.ProfileStandard)}
 	kept := items[:0]
 	for _, it := range items {
 		offset, length, err := f.Builder.Add(it.entry)
@@ -325,14 +324,14 @@ func (w *writer) launch(ctx context.Context, items []*item) error {
 		kept = append(kept, it)
 	}
 	started, size := w.now(), f.Builder.Size()
-	f.Committed = func(slot stream.Slot) {
+	f.Done = func(slot stream.Slot, err error) {
 		span.End()
+		if err != nil {
+			w.lose(kept)
+			return
+		}
 		w.metrics.landed(ctx, w.now().Sub(started), len(kept), size)
 		w.commit(slot, kept)
-	}
-	f.Lost = func() {
-		span.End()
-		w.lose(kept)
 	}
 	if err := w.appender.Launch(f); err != nil {
 		span.End()

@@ -55,7 +55,7 @@ type Service struct {
 	settlerpb.UnimplementedSettlerServiceServer
 
 	cfg      Config
-	objects  objectstore.Store
+	chains   *chain.Store
 	index    *catalog.Client
 	registry Registry
 	log      *slog.Logger
@@ -90,8 +90,13 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("settler: metrics: %w", err)
 	}
+	index := catalog.New(deps.Index)
+	chains, err := chain.New(chain.Config{Log: deps.Log, Now: deps.Now}, deps.Objects, index)
+	if err != nil {
+		return nil, fmt.Errorf("settler: %w", err)
+	}
 	return &Service{
-		cfg: cfg, objects: deps.Objects, index: catalog.New(deps.Index), registry: deps.Registry, log: deps.Log, now: deps.Now,
+		cfg: cfg, chains: chains, index: index, registry: deps.Registry, log: deps.Log, now: deps.Now,
 		absorbed: absorbed, progress: map[string]uint64{}, finished: map[string]bool{},
 	}, nil
 }
@@ -152,7 +157,7 @@ func (s *Service) absorb(ctx context.Context, id string) (uint64, error) {
 	if err != nil {
 		return 0, reason.Field("chain_id", err.Error())
 	}
-	to, err := chain.Absorb(ctx, s.objects, s.index, c, 0, s.now)
+	to, err := s.chains.Absorb(ctx, c)
 	if err != nil {
 		return 0, err
 	}
