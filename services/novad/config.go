@@ -3,137 +3,151 @@ package novad
 import (
 	"errors"
 	"fmt"
-	"log/slog"
-	"net"
-	"os"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/nova-stream/nova/libs/config"
+	"github.com/nova-stream/nova/libs/discovery"
 	"github.com/nova-stream/nova/libs/metastore"
 	"github.com/nova-stream/nova/libs/objectstore"
+	"github.com/nova-stream/nova/services/cache"
+	"github.com/nova-stream/nova/services/chainwriter"
+	"github.com/nova-stream/nova/services/gateway"
+	"github.com/nova-stream/nova/services/node"
+	"github.com/nova-stream/nova/services/reader"
+	"github.com/nova-stream/nova/services/reaper"
+	"github.com/nova-stream/nova/services/sequencer"
+	"github.com/nova-stream/nova/services/settler"
 )
 
-// Config holds the settings of one process. Flags gives it the defaults.
+// DefaultDir is where data goes when no backend is named.
+const DefaultDir = "./nova-data"
+
+// Config holds a node's settings. Zero values take the defaults; a program
+// fills it by Flags, a test by hand.
 type Config struct {
-	Dev           bool
-	Dir           string
-	Listen        string
-	HTTPListen    string
-	MetricsListen string
-	NodeID        string
-	Auth          string
-	LogLevel      string
+	node.Settings
+	node.Public
+	Dev       bool   // everything in memory
+	Dir       string // everything below it; with Dev ignored
+	Metastore node.Metastore
+	Objects   node.Objects
+	// AdvertiseHost is where other nodes reach this one's services, each at a
+	// port of its own. Used with Consul or Registry only.
+	AdvertiseHost string
 
-	LeaseTTL    time.Duration
-	Linger      time.Duration
-	FlightBytes int
-	PutLanes    int
+	Sequencer   sequencer.Config
+	ChainWriter chainwriter.Config
+	Reader      reader.Config
+	Settler     settler.Config
+	Reaper      reaper.Config
+	Cache       cache.Config
+	Gateway     gateway.Config
 
-	AppendPool          int64
-	ChainBacklogFlights int
-	TailWindow          int64
-	Coordinates         int64
-	CachePages          int64
-	MaxProducerSessions int
+	// The rest is for tests.
 
-	// Objects and Metadata, if set, wrap the backends: for tests with faults.
-	Objects  func(objectstore.Store) objectstore.Store
-	Metadata func(metastore.Store) metastore.Store
-	// What the process reports to; zero values report nothing.
-	Log    *slog.Logger
-	Tracer trace.TracerProvider
-	Meter  metric.MeterProvider
+	// WrapObjects and WrapMetastore put something around the stores, or replace
+	// them; what they return is closed with the node.
+	WrapObjects   func(objectstore.Store) objectstore.Store
+	WrapMetastore func(metastore.Store) metastore.Store
+	// Registry joins the node to others that share its stores. It is closed with
+	// the node.
+	Registry discovery.Registry
 }
-
-// defaultDir is where a node keeps its data when no backend is named.
-const defaultDir = "./nova-data"
 
 // Flags declares the settings.
 func (c *Config) Flags(f *config.Flags) {
-	f.Bool(&c.Dev, "dev", false, "keep metadata and objects in memory: everything is lost when the process ends")
-	f.String(&c.Dir, "dir", "", "keep metadata and objects in this directory, durably (default "+defaultDir+" without --dev)")
-	f.String(&c.Listen, "listen", "127.0.0.1:7780", "host:port of gRPC: public services, reflection, health")
-	f.String(&c.HTTPListen, "http-listen", "127.0.0.1:7781", "host:port of JSON over HTTP")
-	f.String(&c.MetricsListen, "metrics-listen", "127.0.0.1:7782", "host:port of /metrics, /healthz, /readyz, /debug/pprof and a status page")
-	f.String(&c.NodeID, "node-id", "", "name of the node, stable over restarts (default the host's name)")
-	f.String(&c.Auth, "auth", "", "off: whoever reaches the listeners may do everything; must be said unless every public listener is on loopback")
-	f.String(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
-	f.Duration(&c.LeaseTTL, "lease-ttl", 10*time.Second, "how long others wait before they declare a silent sequencer dead")
-	f.Duration(&c.Linger, "linger", 0, "how long a flight waits for more entries; 0 sends at once when a lane is free")
-	f.Int(&c.FlightBytes, "flight-bytes", 4<<20, "size at which a flight leaves, bytes")
-	f.Int(&c.PutLanes, "put-lanes", 4, "flights in the air at once")
-	f.MiB(&c.AppendPool, "append-pool-mib", 256, "appends under way, MiB")
-	f.Int(&c.ChainBacklogFlights, "chain-backlog-flights", 1024, "committed slots that are not absorbed yet")
-	f.MiB(&c.TailWindow, "tail-window-mib", 128, "newest chunks kept for readers, MiB")
-	f.MiB(&c.Coordinates, "coordinates-mib", 256, "coordinates of the chunks of open streams, MiB")
-	f.MiB(&c.CachePages, "cache-mib", 256, "pages of objects kept for readers, MiB")
-	f.Int(&c.MaxProducerSessions, "max-producer-sessions", 4096, "append sessions open at once")
+	f.Bool(&c.Dev, "dev", false, "keep everything in memory, for trying out: all is gone when the program ends")
+	f.String(&c.Dir, "dir", "", "keep everything in this directory, one durable node; empty: "+DefaultDir+", unless --oxia and --s3-bucket are given")
+	c.Public.Flags(f)
+	c.Settings.Flags(f, "127.0.0.1:7782")
+	f.String(&c.AdvertiseHost, "advertise-host", "", "with --consul: host where the other nodes reach this one")
+	c.Metastore.Flags(f)
+	c.Objects.Flags(f)
+	sequencerFlags(f, &c.Sequencer)
+	chainWriterFlags(f, &c.ChainWriter)
+	f.MiB(&c.Cache.Bytes, "cache-mib", 256, "MiB of objects kept in memory for readers")
 }
 
-// Complete fills in what depends on other settings and checks all of them.
-func (c *Config) Complete() error {
-	if c.Dev && c.Dir != "" {
-		return errors.New("--dev keeps everything in memory and --dir on disk: name one of them")
+// sequencerFlags declares what nova-sequencer does too.
+func sequencerFlags(f *config.Flags, c *sequencer.Config) {
+	f.Duration(&c.LeaseTTL, "lease-ttl", 10*time.Second, "how long others wait for a silent sequencer before they take its shards")
+	f.Uint32(&c.Shards, "shards", 256, "number of shards of a deployment that is new; later it never changes")
+	f.MiB(&c.PoolBytes, "append-pool-mib", 256, "MiB of appends under way")
+	f.MiB(&c.TailWindowBytes, "tail-window-mib", 128, "MiB of recent records kept for readers")
+	f.MiB(&c.CoordinateBytes, "coordinates-mib", 256, "MiB of places of records that are not settled yet")
+	f.Int(&c.MaxSessions, "max-producer-sessions", 4096, "append sessions open at once")
+}
+
+// chainWriterFlags declares what nova-chain-writer does too.
+func chainWriterFlags(f *config.Flags, c *chainwriter.Config) {
+	f.Int(&c.FlightBytes, "flight-bytes", 4<<20, "bytes after which a flight leaves")
+	f.Duration(&c.Linger, "linger", 0, "how long a flight waits for more; 0: it leaves when a lane is free")
+	f.Int(&c.Lanes, "put-lanes", 4, "flights in the air at once")
+	f.MiB(&c.PoolBytes, "flight-pool-mib", 256, "MiB of entries that wait for a flight or are in one")
+	f.Int(&c.BacklogFlights, "chain-backlog-flights", 1024, "committed flights of a chain not yet absorbed; beyond it appends wait")
+}
+
+// Check completes and validates.
+func (c *Config) Check() error {
+	if err := errors.Join(c.Settings.Check(), c.Public.Check()); err != nil {
+		return err
 	}
-	if !c.Dev && c.Dir == "" {
-		c.Dir = defaultDir
-	}
-	if c.NodeID == "" {
-		name, err := os.Hostname()
-		if err != nil {
-			return fmt.Errorf("--node-id: the host has no name: %w", err)
-		}
-		c.NodeID = name
-	}
-	switch c.Auth {
-	case "off":
-	case "":
-		for flag, address := range map[string]string{"--listen": c.Listen, "--http-listen": c.HTTPListen} {
-			if !loopback(address) {
-				return fmt.Errorf("%s %s can be reached from other machines: say --auth off if everyone there may do everything", flag, address)
-			}
-		}
-		c.Auth = "off"
-	case "tokens":
-		return errors.New("--auth tokens is not available in this version; use off")
-	default:
-		return fmt.Errorf("--auth must be off, is %q", c.Auth)
-	}
-	positive := []struct {
-		flag string
-		v    int64
-	}{
-		{"--lease-ttl", int64(c.LeaseTTL)}, {"--flight-bytes", int64(c.FlightBytes)}, {"--put-lanes", int64(c.PutLanes)},
-		{"--append-pool-mib", c.AppendPool}, {"--chain-backlog-flights", int64(c.ChainBacklogFlights)}, {"--tail-window-mib", c.TailWindow},
-		{"--coordinates-mib", c.Coordinates}, {"--cache-mib", c.CachePages}, {"--max-producer-sessions", int64(c.MaxProducerSessions)},
-	}
-	for _, p := range positive {
-		if p.v <= 0 {
-			return fmt.Errorf("%s must be above 0", p.flag)
-		}
-	}
-	const largestFlight = 32 << 20
+	meta, objects := c.Metastore.Oxia != "", c.Objects.S3.Bucket != ""
 	switch {
-	case c.Linger < 0:
-		return errors.New("--linger must not be negative")
-	case c.LeaseTTL < time.Second:
-		return errors.New("--lease-ttl must be at least 1s")
-	case c.FlightBytes > largestFlight:
-		return fmt.Errorf("--flight-bytes must be at most %d", largestFlight)
-	case c.AppendPool < 16<<20:
-		return errors.New("--append-pool-mib must be at least 16")
+	case c.Dev && (c.Dir != "" || meta || objects):
+		return errors.New("--dev keeps everything in memory: it does not go with --dir, --oxia or --s3-bucket")
+	case meta != objects:
+		return errors.New("--oxia and --s3-bucket go together: a node on disk has both in --dir")
+	case c.Dir != "" && meta:
+		return errors.New("--dir does not go with --oxia and --s3-bucket")
+	case c.Consul != "" && !meta:
+		return errors.New("--consul needs storage that the nodes share: --oxia and --s3-bucket")
+	case c.Consul != "" && c.AdvertiseHost == "":
+		return errors.New("--consul needs --advertise-host: where the other nodes reach this one")
+	}
+	if !c.Dev && !meta && c.Dir == "" {
+		c.Dir = DefaultDir
+	}
+	c.Metastore.Memory, c.Objects.Memory = c.Dev, c.Dev
+	c.Metastore.Dir, c.Objects.Dir = c.Dir, c.Dir
+	if err := errors.Join(c.Metastore.Check(), c.Objects.Check()); err != nil {
+		return fmt.Errorf("storage: %w", err)
 	}
 	return nil
 }
 
-func loopback(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return true // the listener says what is wrong with it
+// FormerLivesDead reports whether no former life can still be running: the lock
+// of the directory proves it, and memory of one's own has none.
+func (c *Config) FormerLivesDead() bool {
+	return c.Registry == nil && c.Consul == "" && (c.Metastore.Memory || c.Metastore.Dir != "")
+}
+
+func (c *Config) withDefaults() {
+	if c.Listen == "" {
+		c.Listen = "127.0.0.1:0"
 	}
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	if c.NodeID == "" {
+		c.NodeID = "novad"
+	}
+	if c.StopTimeout == 0 {
+		c.StopTimeout = 10 * time.Second
+	}
+	if c.AdvertiseHost == "" {
+		c.AdvertiseHost = "127.0.0.1"
+	}
+	// One number for all who may be the first to open the constellation.
+	if c.Gateway.Shards == 0 {
+		c.Gateway.Shards = c.Sequencer.Shards
+	}
+}
+
+// storage says where the data is, for people.
+func (c *Config) storage() string {
+	switch {
+	case c.Dev:
+		return "memory: all is gone when the program ends"
+	case c.Dir != "":
+		return "directory " + c.Dir
+	}
+	return "bucket " + c.Objects.S3.Bucket + ", oxia " + c.Metastore.Oxia
 }

@@ -1,9 +1,15 @@
-// Package novad runs a whole constellation in one process: the same eight
-// servers as the separate programs, called through in-process connections with
-// the same interceptors. It is the only package that imports several services.
+// Package novad is all eight services in one process: the same servers behind
+// the same interceptors as in programs of their own, called through in-process
+// connections. It is the only package that imports several services.
 //
-// Start order: listeners (so that a taken port is said at once), backends,
-// probe, services, then the public server. Stop order: public listeners first,
-// so that nothing new comes in; then the sequencer, which answers what is under
-// way and releases its life; then everything that it called; the backends last.
+// Invariants:
+//   - Nothing here serves or stores by itself: what novad does, the services do.
+//   - With a directory, its file lock is taken before anything in it is opened
+//     and given back after all else: whoever holds it knows that every former
+//     life of that directory is dead.
+//   - The object store is probed before any service starts.
+//   - Start and stop orders are those of services/node; callees start first:
+//     index, cache, chain-writer, sequencer, settler, reaper, reader, gateway.
+//     So the public listeners close first, the sequencer hands its shards back
+//     while its chain-writer and index still work, and the index goes last.
 package novad

@@ -1,0 +1,28 @@
+// Nova-gateway serves the public API.
+package main
+
+import (
+	"context"
+
+	"github.com/nova-stream/nova/libs/config"
+	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/services/gateway"
+	"github.com/nova-stream/nova/services/node"
+)
+
+func main() {
+	s := node.Outside{Handler: gateway.Handler}
+	config.Program{
+		Name:  "nova-gateway",
+		About: "The gateway: the public API, gRPC and JSON, for callers outside the trust domain.",
+		Flags: s.Flags,
+		Check: s.Check,
+		Run: func(ctx context.Context) error {
+			return s.Run(ctx, func(_ context.Context, p *node.Process, _ string) (node.Part, error) {
+				return gateway.New(gateway.Config{}, gateway.Deps{
+					Index: p.Index, Router: p.Router, Readers: p.Pool.Service(discovery.Reader), Registry: p.Registry, Log: p.Log,
+				})
+			})
+		},
+	}.Main()
+}

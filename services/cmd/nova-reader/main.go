@@ -1,0 +1,36 @@
+// Nova-reader serves reads and subscriptions.
+package main
+
+import (
+	"context"
+
+	"github.com/nova-stream/nova/libs/config"
+	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/services/node"
+	"github.com/nova-stream/nova/services/reader"
+)
+
+func main() {
+	s := node.Single{Service: discovery.Reader}
+	var objects node.Objects
+	config.Program{
+		Name:  "nova-reader",
+		About: "The reader: reads, subscriptions and seeks by timestamp.",
+		Flags: func(f *config.Flags) {
+			s.Flags(f, 7785, 7885)
+			objects.Flags(f)
+		},
+		Check: func() error { return node.CheckAll(&s, &objects) },
+		Run: func(ctx context.Context) error {
+			return s.Run(ctx, func(ctx context.Context, p *node.Process, _ string) (node.Part, error) {
+				store, err := p.OpenObjects(ctx, &objects)
+				if err != nil {
+					return nil, err
+				}
+				return reader.New(reader.Config{}, reader.Deps{
+					Index: p.Index, Router: p.Router, Cache: p.Cache, Objects: store, Log: p.Log, Meter: p.ServiceMeter(s.Service),
+				})
+			})
+		},
+	}.Main()
+}

@@ -1,0 +1,28 @@
+// Nova-reaper removes what nobody needs any more.
+package main
+
+import (
+	"context"
+
+	"github.com/nova-stream/nova/libs/config"
+	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/services/node"
+	"github.com/nova-stream/nova/services/reaper"
+)
+
+func main() {
+	s := node.Single{Service: discovery.Reaper}
+	config.Program{
+		Name:  "nova-reaper",
+		About: "The reaper: retention, deletion and the repair of what was begun and not finished.",
+		Flags: func(f *config.Flags) { s.Flags(f, 7789, 7889) },
+		Check: s.Check,
+		Run: func(ctx context.Context) error {
+			return s.Run(ctx, func(_ context.Context, p *node.Process, _ string) (node.Part, error) {
+				return reaper.New(reaper.Config{}, reaper.Deps{
+					Index: p.Index, Cache: p.Cache, Router: p.Router, Log: p.Log, Meter: p.ServiceMeter(s.Service),
+				})
+			})
+		},
+	}.Main()
+}
