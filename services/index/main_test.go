@@ -2,6 +2,9 @@ package index
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -24,11 +27,29 @@ type world struct {
 
 	mu  sync.Mutex
 	now time.Time
+	ids map[string]bool // of streams whose descriptor was ever put
+}
+
+// witness notes the streams that are begun.
+type witness struct {
+	metastore.Store
+
+	w *world
+}
+
+func (x witness) Put(ctx context.Context, key metastore.Key, value []byte, expected metastore.Version) (metastore.Version, error) {
+	if id, ok := strings.CutPrefix(key.Path, "descriptor/"); ok {
+		x.w.mu.Lock()
+		x.w.ids[id] = true
+		x.w.mu.Unlock()
+	}
+	return x.Store.Put(ctx, key, value, expected)
 }
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{t: t, rows: fault.New(mem.New()), now: time.UnixMilli(1_000_000)}
+	w := &world{t: t, now: time.UnixMilli(1_000_000), ids: map[string]bool{}}
+	w.rows = fault.New(witness{mem.New(), w})
 	s, _ := w.process()
 	if _, err := s.OpenConstellation(t.Context(), &indexpb.OpenConstellationRequest{ShardCount: 8}); err != nil {
 		t.Fatal(err)
@@ -78,6 +99,13 @@ func (w *world) reap() {
 			w.t.Fatal(err)
 		}
 	}
+}
+
+// made returns the ids of the streams that were ever begun.
+func (w *world) made() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Sorted(maps.Keys(w.ids))
 }
 
 func (w *world) bucket(name string) *indexpb.BucketRecord {
@@ -138,4 +166,3 @@ func wantReason(t testing.TB, err error, want reason.Reason) {
 		t.Fatalf("got error %v, want reason %s", err, want)
 	}
 }
-

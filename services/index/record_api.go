@@ -297,11 +297,11 @@ func headRule(old, next *indexpb.Head, existed bool) error {
 
 // GetDescriptor returns a stream's descriptor.
 func (s *Service) GetDescriptor(ctx context.Context, req *indexpb.GetDescriptorRequest) (*indexpb.GetDescriptorResponse, error) {
-	var r indexpb.StreamDescriptor
-	if _, err := s.read(ctx, descriptorKey(req.GetStreamId()), &r); err != nil {
+	r, _, err := s.descriptor(ctx, req.GetStreamId())
+	if err != nil {
 		return nil, err
 	}
-	return &indexpb.GetDescriptorResponse{Stream: &r}, nil
+	return &indexpb.GetDescriptorResponse{Stream: r}, nil
 }
 
 // PutDue writes a due marker.

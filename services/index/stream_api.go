@@ -148,19 +148,25 @@ func errNoStream(bucket, name string) error {
 // byName returns the stream that a name means.
 func (s *Service) byName(ctx context.Context, bucket, name string) (*indexpb.StreamDescriptor, error) {
 	var n indexpb.NameRecord
-	_, err := s.read(ctx, nameKey(bucket, name), &n)
+	v, err := s.read(ctx, nameKey(bucket, name), &n)
 	if reason.Is(err, reason.RowNotFound) {
 		return nil, errNoStream(bucket, name)
 	}
 	if err != nil {
 		return nil, err
 	}
-	var d indexpb.StreamDescriptor
-	if _, err = s.read(ctx, descriptorKey(n.GetStreamId()), &d); reason.Is(err, reason.RowNotFound) {
-		// Its name is being freed, or the name row that was read is an old one.
-		return nil, reason.New(codes.Unavailable, "", "stream "+bucket+"/"+name+" is being deleted; try again")
+	d, _, err := s.descriptor(ctx, n.GetStreamId())
+	if !reason.Is(err, reason.RowNotFound) {
+		return d, err
 	}
-	return &d, err
+	switch err := s.bury(ctx, &n, v); {
+	case err == nil:
+		return nil, errNoStream(bucket, name)
+	case reason.Is(err, reason.VersionConflict):
+		return nil, reason.New(codes.Unavailable, "", "the name "+bucket+"/"+name+" is changing; try again")
+	default:
+		return nil, err
+	}
 }
 
 // ResolveStream returns the stream that a name means. A bucket may create
@@ -198,23 +204,30 @@ func (s *Service) ListStreams(ctx context.Context, req *indexpb.ListStreamsReque
 	}
 	out := &indexpb.ListStreamsResponse{}
 	var names []*indexpb.NameRecord
+	var versions []metastore.Version
 	start, end := nameRange("name/"+req.GetBucket()+"/", hex.EncodeToString([]byte(req.GetPrefix())), hex.EncodeToString([]byte(req.GetStartAfter())))
 	more, err := list(ctx, s, partNamesBase+req.GetBucket(), start, end, req.GetLimit(),
 		func() *indexpb.NameRecord { return &indexpb.NameRecord{} },
-		func(r *indexpb.NameRecord, _ metastore.Version) { names = append(names, r) })
+		func(r *indexpb.NameRecord, v metastore.Version) {
+			names, versions = append(names, r), append(versions, v)
+		})
 	if err != nil {
 		return nil, err
 	}
 	out.HasMore = more
-	for _, n := range names {
-		var d indexpb.StreamDescriptor
-		if _, err := s.read(ctx, descriptorKey(n.GetStreamId()), &d); err != nil {
-			if reason.Is(err, reason.RowNotFound) {
-				continue
+	for i, n := range names {
+		d, _, err := s.descriptor(ctx, n.GetStreamId())
+		if reason.Is(err, reason.RowNotFound) {
+			// Without this a bucket could hold a name that nobody can delete.
+			if err := s.bury(ctx, n, versions[i]); err != nil && !reason.Is(err, reason.VersionConflict) {
+				return nil, err
 			}
+			continue
+		}
+		if err != nil {
 			return nil, err
 		}
-		out.Streams = append(out.Streams, &d)
+		out.Streams = append(out.Streams, d)
 	}
 	return out, nil
 }
@@ -231,16 +244,15 @@ func (s *Service) UpdateStream(ctx context.Context, req *indexpb.UpdateStreamReq
 		if want := req.GetStreamId(); want != "" && want != named.GetStreamId() {
 			return errNoStream(req.GetBucket(), req.GetStream()+" with id "+want)
 		}
-		var d indexpb.StreamDescriptor
-		v, err := s.read(ctx, descriptorKey(named.GetStreamId()), &d)
+		d, v, err := s.descriptor(ctx, named.GetStreamId())
 		if err != nil {
 			return err
 		}
 		profile := d.GetConfig().GetProfile()
 		mergeStream(d.GetConfig(), req.GetConfig())
 		d.Config.Profile = profile
-		d.Attempt, out = attempt, &d
-		_, err = s.put(ctx, descriptorKey(d.GetStreamId()), &d, v)
+		d.Attempt, out = attempt, d
+		_, err = s.put(ctx, descriptorKey(d.GetStreamId()), d, v)
 		return err
 	})
 	if err != nil {
@@ -310,11 +322,14 @@ func (s *Service) removeOrphan(ctx context.Context, of *indexpb.StreamDescriptor
 	}
 	gone := err != nil
 	var n indexpb.NameRecord
-	_, err = s.read(ctx, nameKey(of.GetBucket(), of.GetName()), &n)
+	nv, err := s.read(ctx, nameKey(of.GetBucket(), of.GetName()), &n)
 	if err != nil && !reason.Is(err, reason.RowNotFound) {
 		return err
 	}
 	if err == nil && n.GetStreamId() == of.GetStreamId() {
+		if gone || isGrave(&d) {
+			return s.bury(ctx, &n, nv)
+		}
 		return nil // it has its name
 	}
 	if !gone {
