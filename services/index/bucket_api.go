@@ -122,12 +122,36 @@ func (s *Service) GetBucket(ctx context.Context, req *indexpb.GetBucketRequest) 
 // ListBuckets returns a page of buckets.
 func (s *Service) ListBuckets(ctx context.Context, req *indexpb.ListBucketsRequest) (*indexpb.ListBucketsResponse, error) {
 	out := &indexpb.ListBucketsResponse{}
-	start, end := nameRange("bucket/", req.GetPrefix(), req.GetStartAfter())
+	prefix, startAfter := bucketBound(req.GetPrefix()), bucketBound(req.GetStartAfter())
+	if prefix != req.GetPrefix() {
+		return out, nil // no bucket's name begins so
+	}
+	start, end := nameRange("bucket/", prefix, startAfter)
 	more, err := list(ctx, s, partBuckets, start, end, req.GetLimit(),
 		func() *indexpb.BucketRecord { return &indexpb.BucketRecord{} },
 		func(r *indexpb.BucketRecord, _ metastore.Version) { out.Buckets = append(out.Buckets, r) })
 	out.HasMore = more
 	return out, err
+}
+
+// bucketBound returns a text that every bucket's name is as far behind or before
+// as s, and that a key may hold: of s up to the first byte that is in no name,
+// that byte replaced by one of its place between '-', the digits and the letters.
+func bucketBound(s string) string {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c == '-' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z':
+		case c < '-':
+			return s[:i]
+		case c < '0':
+			return s[:i] + "."
+		case c < 'a':
+			return s[:i] + ":"
+		default:
+			return s[:i] + after
+		}
+	}
+	return s
 }
 
 // nameRange is the range of the names with a prefix that follow another name.
@@ -248,11 +272,12 @@ func (s *Service) FinishDeleteBucket(ctx context.Context, req *indexpb.FinishDel
 }
 
 // touch is one change of a bucket's row on behalf of the creations that wait
-// for it.
+// for it. The creation that asked for it first makes it.
 type touch struct {
-	done    chan struct{}
-	started bool
-	err     error
+	turn chan struct{} // closed when it may begin
+	done chan struct{} // closed when err is valid
+	err  error
+	next *touch // what those who come after its beginning wait for
 }
 
 // proveActive changes the bucket's row, which proves that it was ACTIVE and the
@@ -261,19 +286,9 @@ type touch struct {
 func (s *Service) proveActive(ctx context.Context, name, id string) error {
 	key := name + "/" + id
 	s.mu.Lock()
-	t := s.touches[key]
-	if t != nil && t.started {
-		// That change may have begun before this call; wait for it, then share
-		// the next.
-		s.mu.Unlock()
-		select {
-		case <-t.done:
-		case <-ctx.Done():
-			return reason.New(reason.Code(ctx.Err()), "", ctx.Err().Error())
-		}
-		return s.proveActive(ctx, name, id)
-	}
-	if t != nil {
+	running := s.touches[key]
+	if running != nil && running.next != nil {
+		t := running.next
 		s.mu.Unlock()
 		select {
 		case <-t.done:
@@ -282,16 +297,26 @@ func (s *Service) proveActive(ctx context.Context, name, id string) error {
 			return reason.New(reason.Code(ctx.Err()), "", ctx.Err().Error())
 		}
 	}
-	t = &touch{done: make(chan struct{})}
-	s.touches[key] = t
+	t := &touch{turn: make(chan struct{}), done: make(chan struct{})}
+	if running == nil {
+		s.touches[key] = t
+		close(t.turn)
+	} else {
+		// That change may have read the row before this call.
+		running.next = t
+	}
 	s.mu.Unlock()
-	// Others of this moment may join before the change starts.
-	s.mu.Lock()
-	t.started = true
-	s.mu.Unlock()
+	// Others wait for this one, so it does not end with its caller; it takes no
+	// longer than the change before and its own.
+	<-t.turn
 	t.err = s.changeBucket(context.WithoutCancel(ctx), name, id)
 	s.mu.Lock()
-	delete(s.touches, key)
+	if t.next == nil {
+		delete(s.touches, key)
+	} else {
+		s.touches[key] = t.next
+		close(t.next.turn)
+	}
 	s.mu.Unlock()
 	close(t.done)
 	return t.err

@@ -1,0 +1,414 @@
+package index
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/nova-stream/nova/libs/metastore/fault"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// Of a creation and a bucket's delete at the same time one wins: no stream that
+// was acknowledged is in a bucket that is gone, and a bucket that is gone has no
+// names.
+func TestCreateAndBucketDeleteNeverBothWin(t *testing.T) {
+	both := map[string]int{}
+	for range 300 {
+		w := newWorld(t)
+		w.bucket("bucket")
+		var wg sync.WaitGroup
+		var made, dropped error
+		creator, _ := w.process()
+		dropper, _ := w.process()
+		wg.Go(func() { _, made = create(t.Context(), creator, "bucket", "s") })
+		wg.Go(func() { dropped = drop(t.Context(), dropper, "bucket") })
+		wg.Wait()
+		s, _ := w.process()
+		_, gone := s.GetBucket(t.Context(), &indexpb.GetBucketRequest{Bucket: "bucket"})
+		switch {
+		case made == nil && dropped == nil:
+			t.Fatal("the stream was made and its bucket dropped")
+		case dropped == nil:
+			wantReason(t, gone, reason.BucketNotFound)
+			if n := w.names("bucket"); n != 0 {
+				t.Fatalf("a dropped bucket has %d names", n)
+			}
+		case made == nil:
+			wantReason(t, dropped, reason.BucketNotEmpty)
+			if gone != nil {
+				t.Fatalf("the bucket of an acknowledged stream: %v", gone)
+			}
+		default:
+			// Both may lose: the creation sees DELETING, the delete sees its name.
+			wantReason(t, dropped, reason.BucketNotEmpty)
+			wantReason(t, made, reason.BucketDeleting)
+		}
+		both[fmt.Sprint(made == nil, dropped == nil)]++
+		w.reap()
+		if w.markers(QueueCreate) != 0 {
+			t.Fatal("markers are left")
+		}
+		for _, id := range w.made() {
+			if w.exists(descriptorKey(id)) != (made == nil) || w.exists(headKey(id)) && made != nil {
+				t.Fatalf("rows of stream %s: descriptor %v, head %v, made %v", id, w.exists(descriptorKey(id)), w.exists(headKey(id)), made)
+			}
+		}
+	}
+	t.Log(both)
+}
+
+// A creation that looked at the bucket before its delete began, and puts its
+// name after the delete looked for names, undoes.
+func TestCreateBehindABucketDeleteUndoes(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		t.Run(fmt.Sprintf("made again=%v", again), func(t *testing.T) {
+			w := newWorld(t)
+			w.bucket("bucket")
+			s, f := w.process()
+			other, _ := w.process()
+			f.Script(fault.Rule{Op: fault.Put, Prefix: "name/", Nth: 1, Hook: func(ctx context.Context, _ fault.Op, _ string) error {
+				err := drop(ctx, other, "bucket")
+				if again {
+					w.bucket("bucket")
+				}
+				return err
+			}})
+			_, err := create(t.Context(), s, "bucket", "s")
+			wantReason(t, err, reason.BucketNotFound)
+			if w.names("bucket") != 0 {
+				t.Fatal("the name is left")
+			}
+		})
+	}
+}
+
+// A delete without force that dies is begun again and finished, whatever it left.
+func TestBucketDeleteThatDiesConverges(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		t.Run(fmt.Sprintf("full=%v", full), func(t *testing.T) {
+			everyCrash(t,
+				func(w *world) {
+					w.bucket("bucket")
+					if full {
+						s, _ := w.process()
+						if _, err := create(w.t.Context(), s, "bucket", "s"); err != nil {
+							w.t.Fatal(err)
+						}
+					}
+				},
+				func(ctx context.Context, s *Service) { _ = drop(ctx, s, "bucket") },
+				func(t *testing.T, w *world) {
+					s, _ := w.process()
+					err := drop(t.Context(), s, "bucket")
+					if full {
+						wantReason(t, err, reason.BucketNotEmpty)
+						if _, err := create(t.Context(), s, "bucket", "t"); err != nil {
+							t.Fatalf("the bucket is not ACTIVE again: %v", err)
+						}
+						return
+					}
+					if err != nil && !reason.Is(err, reason.BucketNotFound) {
+						t.Fatal(err)
+					}
+					w.bucket("bucket")
+					if _, err := create(t.Context(), s, "bucket", "s"); err != nil {
+						t.Fatalf("the bucket made again: %v", err)
+					}
+				})
+		})
+	}
+}
+
+// A forced delete arms its marker before the bucket is DELETING: whoever dies
+// in between leaves nothing, or work that the reaper knows of.
+func TestForcedBucketDeleteIsArmedFirst(t *testing.T) {
+	everyCrash(t,
+		func(w *world) { w.bucket("bucket") },
+		func(ctx context.Context, s *Service) {
+			_, _ = s.BeginDeleteBucket(ctx, &indexpb.BeginDeleteBucketRequest{Bucket: "bucket", Force: true})
+		},
+		func(t *testing.T, w *world) {
+			s, _ := w.process()
+			got, err := s.GetBucket(t.Context(), &indexpb.GetBucketRequest{Bucket: "bucket"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.GetBucket().GetState() == novapb.BucketState_BUCKET_STATE_DELETING && w.markers(QueueBucket) == 0 {
+				t.Fatal("the bucket is DELETING and nobody knows of it")
+			}
+		})
+}
+
+// A forced delete keeps a bucket that has streams DELETING; nothing is created
+// in it; then it goes.
+func TestForcedBucketDeleteStaysUntilEmpty(t *testing.T) {
+	w := newWorld(t)
+	b := w.bucket("bucket")
+	s, _ := w.process()
+	ctx := t.Context()
+	d, err := create(ctx, s, "bucket", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	finish := func(id string) error {
+		_, err := s.FinishDeleteBucket(ctx, &indexpb.FinishDeleteBucketRequest{Bucket: "bucket", BucketId: id, Force: true})
+		return err
+	}
+	if _, err := s.BeginDeleteBucket(ctx, &indexpb.BeginDeleteBucketRequest{Bucket: "bucket", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	wantReason(t, finish(b.GetBucketId()), reason.BucketNotEmpty)
+	_, err = create(ctx, s, "bucket", "t")
+	wantReason(t, err, reason.BucketDeleting)
+	_, err = s.CreateBucket(ctx, &indexpb.CreateBucketRequest{Bucket: "bucket"})
+	wantReason(t, err, reason.BucketDeleting)
+	_, err = s.UpdateBucket(ctx, &indexpb.UpdateBucketRequest{Bucket: "bucket", Config: &novapb.BucketConfig{}})
+	wantReason(t, err, reason.BucketDeleting)
+	w.free(t, s, d)
+	if err := finish(b.GetBucketId()); err != nil {
+		t.Fatal(err)
+	}
+	next := w.bucket("bucket")
+	if err := finish(b.GetBucketId()); err != nil {
+		t.Fatalf("the end of an old delete again: %v", err)
+	}
+	got, err := s.GetBucket(ctx, &indexpb.GetBucketRequest{Bucket: "bucket"})
+	if err != nil || got.GetBucket().GetBucketId() != next.GetBucketId() {
+		t.Fatalf("an old delete removed the next bucket: %v, %v", got, err)
+	}
+}
+
+func TestBucketDeleteRecognisesItsOwnWrites(t *testing.T) {
+	for _, do := range []fault.Action{fault.LoseReply, fault.OwnConflict} {
+		for nth := 1; nth <= 2; nth++ {
+			w := newWorld(t)
+			w.bucket("bucket")
+			s, f := w.process()
+			f.Script(fault.Rule{Op: fault.Write, Nth: nth, Do: do})
+			err := drop(t.Context(), s, "bucket")
+			if reason.Code(err) == codes.Unavailable {
+				// The caller repeats: the row may be gone already.
+				err = drop(t.Context(), s, "bucket")
+			}
+			if err != nil && !reason.Is(err, reason.BucketNotFound) {
+				t.Errorf("action %d, write %d: %v", do, nth, err)
+			}
+			_, err = s.GetBucket(t.Context(), &indexpb.GetBucketRequest{Bucket: "bucket"})
+			wantReason(t, err, reason.BucketNotFound)
+		}
+	}
+}
+
+// Creations at one time share a change of the bucket's row.
+func TestCreationsShareTheProofOfTheirBucket(t *testing.T) {
+	w := newWorld(t)
+	b := w.bucket("bucket")
+	s, f := w.process()
+	hold := make(chan struct{})
+	f.Script(fault.Rule{Op: fault.Put, Prefix: "bucket/", Nth: 1, Hook: func(context.Context, fault.Op, string) error { <-hold; return nil }})
+	var wg sync.WaitGroup
+	errs := make([]error, 50)
+	for i := range errs {
+		wg.Go(func() { errs[i] = s.proveActive(t.Context(), "bucket", b.GetBucketId()) })
+	}
+	time.AfterFunc(20*time.Millisecond, func() { close(hold) })
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if n := f.Counts()[fault.Put].Calls; n > 25 {
+		t.Errorf("50 creations changed the bucket's row %d times", n)
+	}
+	if err := s.proveActive(t.Context(), "bucket", "another"); !reason.Is(err, reason.BucketNotFound) {
+		t.Errorf("a bucket made again passes as the old one: %v", err)
+	}
+	if len(s.touches) != 0 {
+		t.Errorf("%d shared changes are remembered for ever (I8)", len(s.touches))
+	}
+}
+
+// Pages list every name once, in the order of its bytes.
+func TestListStreamsPages(t *testing.T) {
+	w := newWorld(t)
+	w.bucket("bucket")
+	s, _ := w.process()
+	ctx := t.Context()
+	names := []string{
+		"a", "a/", "a/b", "a/b/c", "a/c", "a b", "a~", "ab", "b", "//", "~", "é", "日本/語", "\U0001f600", "Z", "0",
+		strings.Repeat("x", stream.MaxStreamName), strings.Repeat("x", stream.MaxStreamName-1), strings.Repeat("界", stream.MaxStreamName/3),
+	}
+	for _, n := range names {
+		if _, err := create(ctx, s, "bucket", n); err != nil {
+			t.Fatalf("create %q: %v", n, err)
+		}
+	}
+	slices.Sort(names)
+	w.bucket("bucket2") // a neighbour whose name begins like it
+	if _, err := create(ctx, s, "bucket2", "a"); err != nil {
+		t.Fatal(err)
+	}
+	pages := func(prefix, after string, limit uint32) []string {
+		var got []string
+		for {
+			res, err := s.ListStreams(ctx, &indexpb.ListStreamsRequest{Bucket: "bucket", Prefix: prefix, StartAfter: after, Limit: limit})
+			if err != nil {
+				t.Fatalf("list %q after %q: %v", prefix, after, err)
+			}
+			for _, d := range res.GetStreams() {
+				got = append(got, d.GetName())
+			}
+			if len(res.GetStreams()) > int(limit) {
+				t.Fatalf("a page of %d has %d", limit, len(res.GetStreams()))
+			}
+			if !res.GetHasMore() {
+				return got
+			}
+			after = got[len(got)-1]
+		}
+	}
+	for _, prefix := range append([]string{"", "a", "a/", "x", "none", "\xc3"}, names...) {
+		for _, after := range append([]string{"", "a", "a/", "zz", "\xff"}, names...) {
+			var want []string
+			for _, n := range names {
+				if strings.HasPrefix(n, prefix) && n > after {
+					want = append(want, n)
+				}
+			}
+			for _, limit := range []uint32{1, 3, 1000} {
+				if got := pages(prefix, after, limit); !slices.Equal(got, want) {
+					t.Fatalf("prefix %q after %q limit %d:\ngot  %q\nwant %q", prefix, after, limit, got, want)
+				}
+			}
+		}
+	}
+	_, err := s.ListStreams(ctx, &indexpb.ListStreamsRequest{Bucket: "none", Limit: 1})
+	wantReason(t, err, reason.BucketNotFound)
+}
+
+func TestListBucketsPages(t *testing.T) {
+	w := newWorld(t)
+	s, _ := w.process()
+	names := []string{"a-b", "abc", "abc-d", "abcd", "b-1", "b00", "zzz"}
+	for _, n := range names {
+		w.bucket(n)
+	}
+	for _, prefix := range []string{"", "abc", "b", "none", "~", " ", "é", "a/b", strings.Repeat("x", 63)} {
+		for _, after := range append([]string{"", "b", "zzzz", "é", "~~~"}, names...) {
+			for _, limit := range []uint32{1, 2, 100} {
+				var got, want []string
+				for _, n := range names {
+					if strings.HasPrefix(n, prefix) && n > after {
+						want = append(want, n)
+					}
+				}
+				for at := after; ; {
+					res, err := s.ListBuckets(t.Context(), &indexpb.ListBucketsRequest{Prefix: prefix, StartAfter: at, Limit: limit})
+					if err != nil {
+						t.Fatalf("list %q after %q: %v", prefix, at, err)
+					}
+					for _, b := range res.GetBuckets() {
+						got = append(got, b.GetName())
+					}
+					if !res.GetHasMore() {
+						break
+					}
+					at = got[len(got)-1]
+				}
+				if !slices.Equal(got, want) {
+					t.Fatalf("prefix %q after %q limit %d: got %q, want %q", prefix, after, limit, got, want)
+				}
+			}
+		}
+	}
+}
+
+// A full page of the largest size says whether more follow.
+func TestListAtTheLargestPage(t *testing.T) {
+	w := newWorld(t)
+	s, _ := w.process()
+	ctx := t.Context()
+	for i := range 1001 {
+		due := &indexpb.Due{Queue: "q", DueId: fmt.Sprintf("%04d", i), At: 5, Attempt: "a"}
+		if _, err := s.PutDue(ctx, &indexpb.PutDueRequest{Due: due, ExpectedVersion: -1}); err != nil {
+			t.Fatal(err)
+		}
+		if i < 998 {
+			continue
+		}
+		res, err := s.ListDue(ctx, &indexpb.ListDueRequest{Queue: "q", Until: 5, Limit: 1000})
+		if err != nil || len(res.GetDue()) != min(i+1, 1000) || res.GetHasMore() != (i == 1000) {
+			t.Fatalf("%d rows: page of %d, more %v, %v", i+1, len(res.GetDue()), res.GetHasMore(), err)
+		}
+	}
+	res, err := s.ListDue(ctx, &indexpb.ListDueRequest{Queue: "q", Until: 4, Limit: 10})
+	if err != nil || len(res.GetDue()) != 0 {
+		t.Fatalf("markers that are not due: %v, %v", res, err)
+	}
+}
+
+// An append or a read makes the stream that it names only where the bucket says so.
+func TestResolveCreatesWhereTheBucketSaysSo(t *testing.T) {
+	for _, c := range []struct {
+		onAppend, onRead, forAppend, forRead, ok bool
+	}{
+		{false, false, true, true, false},
+		{true, false, true, false, true},
+		{true, false, false, true, false},
+		{false, true, false, true, true},
+		{false, true, true, false, false},
+		{true, true, false, false, false},
+	} {
+		w := newWorld(t)
+		s, _ := w.process()
+		if _, err := s.CreateBucket(t.Context(), &indexpb.CreateBucketRequest{Bucket: "bucket", Config: &novapb.BucketConfig{
+			CreateStreamOnAppend: &c.onAppend, CreateStreamOnRead: &c.onRead,
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		ids := map[string]bool{}
+		for range 2 {
+			res, err := s.ResolveStream(t.Context(), &indexpb.ResolveStreamRequest{Bucket: "bucket", Stream: "s", ForAppend: c.forAppend, ForRead: c.forRead})
+			if !c.ok {
+				wantReason(t, err, reason.StreamNotFound)
+				continue
+			}
+			if err != nil {
+				t.Fatalf("%+v: %v", c, err)
+			}
+			ids[res.GetStream().GetStreamId()] = true
+		}
+		if c.ok && len(ids) != 1 {
+			t.Fatalf("%+v: %d streams", c, len(ids))
+		}
+	}
+	w := newWorld(t)
+	s, _ := w.process()
+	_, err := s.ResolveStream(t.Context(), &indexpb.ResolveStreamRequest{Bucket: "none", Stream: "s", ForAppend: true})
+	wantReason(t, err, reason.BucketNotFound)
+}
+
+// Names keep their byte order in their keys, and hold no slash there.
+func TestNameKeysKeepTheOrderOfNames(t *testing.T) {
+	names := []string{"", "\x01", "/", "a", "a/", "aa", "b", "\xff"}
+	for i := range names[1:] {
+		a, b := nameKey("bucket", names[i]).Path, nameKey("bucket", names[i+1]).Path
+		if a >= b || strings.Count(b, "/") != 2 {
+			t.Errorf("%q: key %q; %q: key %q", names[i], a, names[i+1], b)
+		}
+	}
+	if got := nameKey("b", "é").Path; got != "name/b/"+hex.EncodeToString([]byte("é")) {
+		t.Error(got)
+	}
+}
