@@ -63,18 +63,22 @@ type Producers struct {
 	// Forgotten is the birth time, in milliseconds, up to which unknown ULID
 	// producers are refused.
 	Forgotten stream.Millis
+	// clock is the latest time that Check was told. Silence is measured by it
+	// and not by the records' timestamps, which may be the client's own.
+	clock stream.Millis
 }
 
 type producer struct {
 	id      string
 	epoch   uint64
-	heard   stream.Millis
+	heard   stream.Millis // by clock; 0: before the first Check, which is not known
 	batches []Batch // oldest first, at most MaxBatches, consecutive in Seq
 }
 
 // Check says what to do with a batch, and for Duplicate which one it repeats.
 // expected is the epoch that fenced it, or the batch_seq that is due.
 func (p *Producers) Check(b stream.Producer, now stream.Millis) (v Verdict, dup Batch, expected uint64) {
+	p.clock = max(p.clock, now)
 	el, known := p.byID[b.ID]
 	if !known {
 		switch {
@@ -82,7 +86,7 @@ func (p *Producers) Check(b stream.Producer, now stream.Millis) (v Verdict, dup 
 			return Gap, Batch{}, 0
 		case p.tooOld(b.ID):
 			return Gap, Batch{}, 0
-		case len(p.byID) >= MaxProducers && !p.canForget(now):
+		case len(p.byID) >= MaxProducers && !p.canForget():
 			return Full, Batch{}, 0
 		}
 		return Accept, Batch{}, 0
@@ -126,10 +130,7 @@ func (p *Producers) Record(b stream.Producer, batch Batch) {
 	}
 	p.order.MoveToBack(el)
 	pr := el.Value.(*producer)
-	// The record's own time may be the client's; it only ever makes a producer
-	// seem heard of too long ago if the client's clock is wrong, and then it is
-	// protected by Forgotten, which is a maximum.
-	pr.heard = max(pr.heard, batch.LastTimestamp)
+	pr.heard = p.clock
 	if b.Epoch != pr.epoch {
 		pr.epoch, pr.batches = b.Epoch, pr.batches[:0]
 	}
@@ -149,10 +150,18 @@ func (p *Producers) tooOld(id string) bool {
 	return isULID && p.Forgotten != 0 && born <= p.Forgotten
 }
 
-func (p *Producers) canForget(now stream.Millis) bool {
+// canForget reports whether the producer silent for longest may be forgotten.
+func (p *Producers) canForget() bool {
 	oldest := p.order.Front().Value.(*producer)
-	_, isULID := birth(oldest.id)
-	return isULID || now-oldest.heard > stream.Millis(Horizon/time.Millisecond)
+	if _, isULID := birth(oldest.id); isULID {
+		return true
+	}
+	if oldest.heard == 0 {
+		// It comes from the log or a head: it has been silent from now at the
+		// earliest.
+		oldest.heard = p.clock
+	}
+	return p.clock-oldest.heard > stream.Millis(Horizon/time.Millisecond)
 }
 
 func (p *Producers) forget() {
