@@ -15,9 +15,9 @@ import (
 const (
 	// compressFrom is the payload size from which compression is tried.
 	compressFrom = 256
-	// pooledBytes limits the buffers that are kept between calls: a chunk's
-	// usual size, not its largest.
-	pooledBytes = 2 << 20
+	// pooledBytes limits the buffers that are kept between calls: chunks of the
+	// largest batches use them again, what is beyond is rare.
+	pooledBytes = 5 << 20
 )
 
 // encoder is shared: EncodeAll is safe for concurrent use and starts nothing.
@@ -98,7 +98,12 @@ const (
 
 // records encodes the records into raw and fills the header's batches.
 func (b *buffers) records(in *Input, h *Header) error {
-	b.raw = b.raw[:0]
+	bound := 0
+	for i := range in.Batches {
+		bound += RawBound(in.Batches[i].Records)
+	}
+	// What is beyond the limit is refused below.
+	b.raw = slices.Grow(b.raw[:0], min(bound, MaxRawBytes))
 	seq, hash := in.BaseSeq, in.HashBefore
 	var last stream.Millis
 	for i := range in.Batches {
