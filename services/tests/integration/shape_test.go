@@ -158,7 +158,8 @@ func (l testLog) Write(p []byte) (int, error) {
 
 func startNode(t *testing.T, cfg novad.Config) *novad.Node {
 	t.Helper()
-	n, err := novad.Start(t.Context(), cfg)
+	// Not t.Context, which ends before the cleanup that stops the node.
+	n, err := novad.Start(context.Background(), cfg)
 	if err != nil {
 		t.Fatalf("start: %v", err)
 	}
