@@ -1,9 +1,12 @@
 package bundle
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 
 	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/stream"
@@ -16,12 +19,17 @@ const (
 	bundleMagic = "NOVB"
 	sealMagic   = "NOVS"
 
-	// preamble: magic, version, profile, 2 reserved, chain, flight, slot.
-	preamble   = 4 + 1 + 1 + 2 + 16 + 16 + 8
-	slotOffset = preamble - 8
-	// trailer: footer offset, footer length, entry count, body CRC, footer CRC,
-	// trailer CRC, magic.
-	trailer = 4 + 4 + 4 + 4 + 4 + 4 + 4
+	// preamble: magic, version, profile, 2 reserved, chain, flight, slot, CRC.
+	// A SEAL starts alike, with its attempt id in the place of the flight's.
+	preamble   = 4 + 1 + 1 + 2 + 16 + 16 + 8 + crcBytes
+	slotOffset = preamble - crcBytes - 8
+	sealBytes  = preamble + 16 + crcBytes
+	// trailer: footer offset, footer length, entry count, footer CRC, trailer
+	// CRC, magic. No checksum covers the entries as a whole: each has its own.
+	trailer    = 4 + 4 + 4 + 4 + crcBytes + 4
+	trailerCRC = 4 + 4 + 4 + 4 // where it lies
+	// footerEntry: offset and length, and the entry's header without its body.
+	footerEntry = 4 + 4 + entryHeader
 
 	// IdentBytes is how much of an object's start Identify needs.
 	IdentBytes = preamble
@@ -45,26 +53,35 @@ func NewBuilder(chain stream.ChainID, flight stream.FlightID, profile stream.Pro
 	b.buf = append(b.buf, Version, byte(profile), 0, 0)
 	b.buf = append(b.buf, chain[:]...)
 	b.buf = append(b.buf, flight[:]...)
-	b.buf = binary.LittleEndian.AppendUint64(b.buf, 0) // the slot, by Finish
+	b.buf = append(b.buf, make([]byte, preamble-slotOffset)...) // slot and checksum, by Finish
 	return b
 }
 
-// Add appends an entry and returns where it lies. Its body is copied. It fails
-// for an entry that breaks the format's rules or does not fit.
+// Add appends an entry and returns where it lies. Its body is copied. It fails,
+// and adds nothing, for an entry that breaks the format's rules or does not fit.
+// The chunk's payload is not looked at: whoever took it in did (chunk.Check).
 func (b *Builder) Add(e Entry) (offset, length uint32, err error) {
 	if err := e.check(); err != nil {
 		return 0, 0, err
 	}
 	header := e.Body
 	if e.Kind == KindChunk {
-		_, n, err := chunk.ParseHeader(e.Body)
+		h, n, err := chunk.ParseHeader(e.Body)
 		if err != nil {
 			return 0, 0, fmt.Errorf("add entry: %w", err)
 		}
+		if h.StreamID != e.StreamID || n+int(h.PayloadLength) != len(e.Body) {
+			return 0, 0, fmt.Errorf("%w: entry of stream %s, %d bytes, holds a chunk of stream %s, %d bytes",
+				ErrCorrupt, e.StreamID, len(e.Body), h.StreamID, n+int(h.PayloadLength))
+		}
 		header = e.Body[:n]
 	}
-	if b.Size()+EntryOverhead+len(e.Body)+entryHeader+8+len(header) > MaxBytes {
+	if b.Size()+EntryOverhead+len(e.Body)+footerEntry+len(header) > MaxBytes {
 		return 0, 0, fmt.Errorf("add entry of %d bytes to a bundle of %d: the limit is %d", len(e.Body), b.Size(), MaxBytes)
+	}
+	// Doubling copies less than append's smaller steps, and Finish finds room.
+	if room := b.Size() + EntryOverhead + len(e.Body) + footerEntry + len(header); room > cap(b.buf) {
+		b.buf = slices.Grow(b.buf, max(room, 2*cap(b.buf))-len(b.buf))
 	}
 	offset = uint32(len(b.buf))
 	b.buf = appendEntry(b.buf, &e)
@@ -86,26 +103,32 @@ func (b *Builder) Size() int { return len(b.buf) + len(b.footer) + trailer }
 // Count returns the number of entries.
 func (b *Builder) Count() int { return int(b.count) }
 
-// Finish returns the bundle for a slot. The builder is used up.
+// Finish returns the bundle for a slot. The builder is used up: a flight goes
+// into one slot only, and every try to put it there must write these bytes.
 func (b *Builder) Finish(slot stream.Slot) []byte {
 	le := binary.LittleEndian
 	le.PutUint64(b.buf[slotOffset:], uint64(slot))
+	le.PutUint32(b.buf[preamble-crcBytes:], crc32.Checksum(b.buf[:preamble-crcBytes], castagnoli))
+	crc := joinedCRC(b.buf, b.footer)
 	offset := uint32(len(b.buf))
-	body := crc32.Checksum(b.buf, castagnoli)
 	out := append(b.buf, b.footer...)
 	start := len(out)
 	out = le.AppendUint32(out, offset)
 	out = le.AppendUint32(out, uint32(len(b.footer)))
 	out = le.AppendUint32(out, b.count)
-	out = le.AppendUint32(out, body)
-	// The footer's checksum covers the preamble too, so that a footer read by
-	// itself proves which slot and flight it is of.
-	crc := crc32.Update(crc32.Checksum(b.buf[:preamble], castagnoli), castagnoli, b.footer)
 	out = le.AppendUint32(out, crc)
 	out = le.AppendUint32(out, crc32.Checksum(out[start:], castagnoli))
 	out = append(out, bundleMagic...)
 	b.buf, b.footer = nil, nil
 	return out
+}
+
+// joinedCRC is the checksum over a preamble and what belongs to it: a footer
+// that is read apart from the entries proves by it which slot and flight it is
+// of. The preamble's own checksum is left out, because a CRC over bytes and
+// their CRC is the same for all bytes and would prove nothing.
+func joinedCRC(start, rest []byte) uint32 {
+	return crc32.Update(crc32.Checksum(start[:preamble-crcBytes], castagnoli), castagnoli, rest)
 }
 
 // Ident says what an object in a slot is, from its first IdentBytes bytes.
@@ -117,23 +140,29 @@ type Ident struct {
 	Profile stream.Profile  // of a bundle
 }
 
-// Identify reads the start of an object. It is not protected by a checksum of
-// its own: Parse and ParseTail are.
+// Identify verifies and reads the start of an object: of a bundle or a SEAL. It
+// says nothing of what follows. The caller compares chain and slot with those
+// it asked for.
 func Identify(b []byte) (Ident, error) {
 	if len(b) < IdentBytes {
 		return Ident{}, fmt.Errorf("%w: %d bytes are neither bundle nor SEAL", ErrCorrupt, len(b))
 	}
-	if b[4] != Version {
-		return Ident{}, fmt.Errorf("%w: format version %d, this program reads %d", ErrCorrupt, b[4], Version)
+	le, end := binary.LittleEndian, preamble-crcBytes
+	isSeal := string(b[:4]) == sealMagic
+	if !isSeal && string(b[:4]) != bundleMagic {
+		return Ident{}, fmt.Errorf("%w: no bundle or SEAL starts with % x", ErrCorrupt, b[:4])
 	}
-	id := Ident{Chain: stream.ChainID(b[8:24]), Slot: stream.Slot(binary.LittleEndian.Uint64(b[slotOffset:]))}
-	switch string(b[:4]) {
-	case sealMagic:
-		id.IsSeal = true
-	case bundleMagic:
+	if got, want := crc32.Checksum(b[:end], castagnoli), le.Uint32(b[end:]); got != want {
+		return Ident{}, fmt.Errorf("%w: preamble checksum %08x, want %08x", ErrCorrupt, got, want)
+	}
+	// The preamble stays as it is in every version, so that a reader of any
+	// version knows a SEAL and its own flight.
+	if b[4] != Version || b[6] != 0 || b[7] != 0 {
+		return Ident{}, fmt.Errorf("%w: %d, this program reads %d", ErrVersion, b[4], Version)
+	}
+	id := Ident{IsSeal: isSeal, Chain: stream.ChainID(b[8:24]), Slot: stream.Slot(le.Uint64(b[slotOffset:]))}
+	if !isSeal {
 		id.Flight, id.Profile = stream.FlightID(b[24:40]), stream.Profile(b[5])
-	default:
-		return Ident{}, fmt.Errorf("%w: magic %x", ErrCorrupt, b[:4])
 	}
 	return id, nil
 }
@@ -143,7 +172,6 @@ type Footer struct {
 	Ident
 
 	Size    int64 // bytes of the bundle
-	BodyCRC uint32
 	Entries []FooterEntry
 }
 
@@ -163,7 +191,7 @@ func ParseTail(start, tail []byte, size int64) (f Footer, need int64, err error)
 	}
 	le := binary.LittleEndian
 	t := tail[len(tail)-trailer:]
-	if string(t[trailer-4:]) != bundleMagic || crc32.Checksum(t[:20], castagnoli) != le.Uint32(t[20:]) {
+	if string(t[trailer-4:]) != bundleMagic || crc32.Checksum(t[:trailerCRC], castagnoli) != le.Uint32(t[trailerCRC:]) {
 		return Footer{}, 0, fmt.Errorf("%w: no trailer", ErrCorrupt)
 	}
 	offset, length, count := int64(le.Uint32(t)), int64(le.Uint32(t[4:])), le.Uint32(t[8:])
@@ -174,38 +202,44 @@ func ParseTail(start, tail []byte, size int64) (f Footer, need int64, err error)
 		return Footer{}, length + trailer, nil
 	}
 	raw := tail[int64(len(tail))-length-trailer : len(tail)-trailer]
-	if crc := crc32.Update(crc32.Checksum(start[:preamble], castagnoli), castagnoli, raw); crc != le.Uint32(t[16:]) {
-		return Footer{}, 0, fmt.Errorf("%w: footer checksum %08x", ErrCorrupt, crc)
+	if got, want := joinedCRC(start, raw), le.Uint32(t[12:]); got != want {
+		return Footer{}, 0, fmt.Errorf("%w: footer checksum %08x, want %08x", ErrCorrupt, got, want)
 	}
-	f = Footer{Ident: id, Size: size, BodyCRC: le.Uint32(t[12:])}
-	if int64(count)*(8+entryHeader) > length {
+	f = Footer{Ident: id, Size: size}
+	if int64(count)*footerEntry > length {
 		return Footer{}, 0, fmt.Errorf("%w: %d entries in a footer of %d bytes", ErrCorrupt, count, length)
 	}
 	f.Entries = make([]FooterEntry, count)
+	at := int64(preamble)
 	for i := range f.Entries {
 		var n int
-		if f.Entries[i], n, err = parseFooterEntry(raw, offset); err != nil {
-			return Footer{}, 0, err
+		if f.Entries[i], n, err = parseFooterEntry(raw); err != nil {
+			return Footer{}, 0, fmt.Errorf("entry %d: %w", i, err)
 		}
+		// Entries lie side by side, and nothing else does.
+		if int64(f.Entries[i].Offset) != at {
+			return Footer{}, 0, fmt.Errorf("%w: entry %d at %d, want %d", ErrCorrupt, i, f.Entries[i].Offset, at)
+		}
+		at += int64(f.Entries[i].Length)
 		raw = raw[n:]
 	}
-	if len(raw) != 0 {
-		return Footer{}, 0, fmt.Errorf("%w: %d bytes after the footer's entries", ErrCorrupt, len(raw))
+	if len(raw) != 0 || at != offset {
+		return Footer{}, 0, fmt.Errorf("%w: %d bytes after the footer's entries, which end at %d of %d", ErrCorrupt, len(raw), at, offset)
 	}
 	return f, 0, nil
 }
 
-func parseFooterEntry(b []byte, end int64) (FooterEntry, int, error) {
+func parseFooterEntry(b []byte) (FooterEntry, int, error) {
 	le := binary.LittleEndian
-	if len(b) < 8+entryHeader {
+	if len(b) < footerEntry {
 		return FooterEntry{}, 0, fmt.Errorf("%w: footer entry of %d bytes", ErrCorrupt, len(b))
 	}
 	e, n := parseEntryHeader(b[8:])
-	total := 8 + entryHeader + n
-	if b[8] != entryMagic || n > len(b)-8-entryHeader {
+	if b[8] != entryMagic || n > len(b)-footerEntry {
 		return FooterEntry{}, 0, fmt.Errorf("%w: footer entry with %d bytes of %d", ErrCorrupt, n, len(b))
 	}
-	e.Body = b[8+entryHeader : total : total]
+	total := footerEntry + n
+	e.Body = b[footerEntry:total:total]
 	if err := e.check(); err != nil {
 		return FooterEntry{}, 0, err
 	}
@@ -213,17 +247,30 @@ func parseFooterEntry(b []byte, end int64) (FooterEntry, int, error) {
 		Kind: e.Kind, Shard: e.Shard, Epoch: e.Epoch, EntryNo: e.EntryNo, StreamID: e.StreamID, Timestamp: e.Timestamp,
 		Offset: le.Uint32(b), Length: le.Uint32(b[4:]), Header: e.Body,
 	}
-	if int64(f.Offset) < preamble || int64(f.Offset)+int64(f.Length) > end {
-		return FooterEntry{}, 0, fmt.Errorf("%w: entry at %d of %d bytes", ErrCorrupt, f.Offset, f.Length)
-	}
+	body := int64(n)
 	if f.Kind == KindChunk {
 		h, m, err := chunk.ParseHeader(e.Body)
-		if err != nil || m != len(e.Body) {
-			return FooterEntry{}, 0, fmt.Errorf("%w: chunk header in footer: %w", ErrCorrupt, err)
+		if err != nil {
+			return FooterEntry{}, 0, chunkError(err)
 		}
+		if m != len(e.Body) || h.StreamID != e.StreamID {
+			return FooterEntry{}, 0, fmt.Errorf("%w: entry of stream %s has the chunk header of %s", ErrCorrupt, e.StreamID, h.StreamID)
+		}
+		body += int64(h.PayloadLength)
 		f.Chunk = &h
 	}
+	if int64(f.Length) != EntryOverhead+body {
+		return FooterEntry{}, 0, fmt.Errorf("%w: entry of %d bytes with a body of %d", ErrCorrupt, f.Length, body)
+	}
 	return f, total, nil
+}
+
+// chunkError makes a chunk's error one of this package's.
+func chunkError(err error) error {
+	if errors.Is(err, chunk.ErrVersion) {
+		return fmt.Errorf("%w: %w", ErrVersion, err)
+	}
+	return fmt.Errorf("%w: %w", ErrCorrupt, err)
 }
 
 // Parse verifies a whole bundle and decodes its entries, which alias b.
@@ -238,26 +285,25 @@ func Parse(b []byte) (Footer, []Entry, error) {
 	if f.IsSeal {
 		return Footer{}, nil, fmt.Errorf("%w: a SEAL is no bundle", ErrCorrupt)
 	}
-	end := len(b) - trailer - int(binary.LittleEndian.Uint32(b[len(b)-trailer+4:]))
-	if crc := crc32.Checksum(b[:end], castagnoli); crc != f.BodyCRC {
-		return Footer{}, nil, fmt.Errorf("%w: body checksum %08x, want %08x", ErrCorrupt, crc, f.BodyCRC)
-	}
 	entries := make([]Entry, len(f.Entries))
-	at := uint32(preamble)
 	for i := range f.Entries {
 		fe := &f.Entries[i]
-		if fe.Offset != at {
-			return Footer{}, nil, fmt.Errorf("%w: entry %d at %d, want %d", ErrCorrupt, i, fe.Offset, at)
+		e, err := ParseEntry(b[fe.Offset : fe.Offset+fe.Length])
+		if err != nil {
+			return Footer{}, nil, fmt.Errorf("entry %d: %w", i, err)
 		}
-		if entries[i], err = ParseEntry(b[fe.Offset : fe.Offset+fe.Length]); err != nil {
-			return Footer{}, nil, err
+		if !fe.describes(&e) {
+			return Footer{}, nil, fmt.Errorf("%w: the footer says otherwise of entry %d", ErrCorrupt, i)
 		}
-		at += fe.Length
-	}
-	if int(at) != end {
-		return Footer{}, nil, fmt.Errorf("%w: entries end at %d, the footer starts at %d", ErrCorrupt, at, end)
+		entries[i] = e
 	}
 	return f, entries, nil
+}
+
+// describes reports whether a footer entry is the one of e.
+func (f *FooterEntry) describes(e *Entry) bool {
+	return f.Kind == e.Kind && f.Shard == e.Shard && f.Epoch == e.Epoch && f.EntryNo == e.EntryNo &&
+		f.StreamID == e.StreamID && f.Timestamp == e.Timestamp && bytes.HasPrefix(e.Body, f.Header)
 }
 
 // Seal ends a chain where it lies.
@@ -268,34 +314,34 @@ type Seal struct {
 	Attempt stream.AttemptID
 }
 
-// EncodeSeal encodes a SEAL. Its first bytes are laid out as a bundle's.
+// EncodeSeal encodes a SEAL. Its preamble is laid out as a bundle's.
 func EncodeSeal(s Seal) []byte {
 	le := binary.LittleEndian
-	b := make([]byte, 0, preamble+16+crcBytes)
+	b := make([]byte, 0, sealBytes)
 	b = append(b, sealMagic...)
 	b = append(b, Version, 0, 0, 0)
 	b = append(b, s.Chain[:]...)
 	b = append(b, s.Attempt[:]...)
 	b = le.AppendUint64(b, uint64(s.Slot))
+	b = le.AppendUint32(b, crc32.Checksum(b, castagnoli))
 	b = append(b, s.Sealer[:]...)
-	return le.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return le.AppendUint32(b, joinedCRC(b, s.Sealer[:]))
 }
 
 // ParseSeal verifies and decodes a SEAL.
 func ParseSeal(b []byte) (Seal, error) {
-	if len(b) != preamble+16+crcBytes || string(b[:4]) != sealMagic {
+	id, err := Identify(b)
+	if err != nil {
+		return Seal{}, err
+	}
+	if !id.IsSeal || len(b) != sealBytes || b[5] != 0 {
 		return Seal{}, fmt.Errorf("%w: %d bytes are no SEAL", ErrCorrupt, len(b))
 	}
-	if b[4] != Version {
-		return Seal{}, fmt.Errorf("%w: SEAL of format version %d, this program reads %d", ErrCorrupt, b[4], Version)
-	}
-	le := binary.LittleEndian
-	end := len(b) - crcBytes
-	if got, want := crc32.Checksum(b[:end], castagnoli), le.Uint32(b[end:]); got != want {
+	le, end := binary.LittleEndian, sealBytes-crcBytes
+	if got, want := joinedCRC(b, b[preamble:end]), le.Uint32(b[end:]); got != want {
 		return Seal{}, fmt.Errorf("%w: SEAL checksum %08x, want %08x", ErrCorrupt, got, want)
 	}
 	return Seal{
-		Chain: stream.ChainID(b[8:24]), Attempt: stream.AttemptID(b[24:40]),
-		Slot: stream.Slot(le.Uint64(b[slotOffset:])), Sealer: stream.LifeID(b[preamble : preamble+16]),
+		Chain: id.Chain, Slot: id.Slot, Attempt: stream.AttemptID(b[24:40]), Sealer: stream.LifeID(b[preamble:end]),
 	}, nil
 }

@@ -13,6 +13,10 @@ import (
 // ErrCorrupt means that bytes are damaged, cut short, or of another kind.
 var ErrCorrupt = errors.New("corrupt bundle")
 
+// ErrVersion means that intact bytes have a version that this program does not
+// know: a newer one wrote them.
+var ErrVersion = errors.New("bundle has an unknown version")
+
 // Kind says what an entry is.
 type Kind uint8
 
@@ -40,8 +44,8 @@ type Entry struct {
 	Shard     stream.Shard
 	Epoch     stream.Epoch
 	EntryNo   stream.EntryNo
-	StreamID  stream.ID     // zero for a fence
-	Timestamp stream.Millis // of control entries
+	StreamID  stream.ID     // zero for a fence, and only for it
+	Timestamp stream.Millis // of control entries; a chunk's are in its header
 	Body      []byte
 }
 
@@ -103,6 +107,9 @@ func ParseEntry(b []byte) (Entry, error) {
 
 // check tests what every entry promises.
 func (e *Entry) check() error {
+	if (e.Kind == KindFence) != e.StreamID.IsZero() {
+		return fmt.Errorf("%w: %s entry of stream %s", ErrCorrupt, e.Kind, e.StreamID)
+	}
 	want := -1
 	switch e.Kind {
 	case KindChunk:
