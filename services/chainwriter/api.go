@@ -32,14 +32,19 @@ func (s *Service) OpenChain(ctx context.Context, req *chainwriterpb.OpenChainReq
 }
 
 // owned returns the present writer if the chain is its; CHAIN_SEALED if not:
-// every other chain of this life has ended.
-func (s *Service) owned(id string) (*openWriter, error) {
+// every other chain of this life has ended, and one of another life is for
+// whoever asks to seal.
+func (s *Service) owned(id string) (*writer, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.current == nil || s.current.id.String() != id || s.current.isEnded() {
+	w := s.current
+	s.mu.Unlock()
+	switch {
+	case w == nil || w.id.String() != id:
 		return nil, errSealed()
+	case w.isEnded():
+		return nil, w.errEnded()
 	}
-	return s.current, nil
+	return w, nil
 }
 
 // credit is how many bytes one sender may have unanswered: a quarter of the
@@ -67,7 +72,7 @@ func (s *Service) WriteEntries(srv chainwriterpb.ChainWriterService_WriteEntries
 	ses := newSession()
 	// The receiving side ends when this call returns, which ends its Recv; it is
 	// not waited for.
-	go func() { cancel(receive(ctx, srv, w.writer, ses)) }()
+	go func() { cancel(receive(ctx, srv, w, ses)) }()
 	err = ses.send(ctx, w.gone, srv.Send)
 	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) {
 		return cause
@@ -113,6 +118,10 @@ func entryOf(m *chainwriterpb.Entry) (bundle.Entry, error) {
 	}
 	e.StreamID = stream.ID(m.GetStreamId())
 	if e.Kind != bundle.KindChunk {
+		// An argument is small: see whether a bundle takes it before it is in line.
+		if _, _, err := bundle.NewBuilder(stream.ChainID{}, stream.FlightID{}, stream.ProfileStandard).Add(e); err != nil {
+			return bundle.Entry{}, reason.Field("entry", err.Error())
+		}
 		return e, nil
 	}
 	h, err := chunk.Check(e.Body)
@@ -131,7 +140,7 @@ func (s *Service) Fence(ctx context.Context, req *chainwriterpb.FenceRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	cut, err := w.fence(ctx, stream.Shard(req.GetShard()), stream.Epoch(req.GetEpoch()))
+	cut, err := w.landFence(ctx, stream.Shard(req.GetShard()), stream.Epoch(req.GetEpoch()))
 	if err != nil {
 		return nil, err
 	}

@@ -28,10 +28,15 @@ type Config struct {
 	// BacklogFlights limits the committed slots that are not absorbed yet,
 	// default 1024; beyond it no flight leaves.
 	BacklogFlights int
-	// HedgeAfter, StuckAfter, AttemptTimeout: see chain.AppenderConfig.
-	HedgeAfter     time.Duration
-	StuckAfter     time.Duration
+	// HedgeAfter, StuckAfter: see chain.AppenderConfig.
+	HedgeAfter time.Duration
+	StuckAfter time.Duration
+	// AttemptTimeout ends one call that the object store does not answer, default
+	// 10 s.
 	AttemptTimeout time.Duration
+	// StopTimeout is how long a stop waits for the flights in the air and the end
+	// of the chain, default 3 s.
+	StopTimeout time.Duration
 }
 
 func (c Config) withDefaults() Config {
@@ -46,6 +51,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.BacklogFlights == 0 {
 		c.BacklogFlights = 1024
+	}
+	if c.StopTimeout == 0 {
+		c.StopTimeout = 3 * time.Second
 	}
 	return c
 }

@@ -17,7 +17,8 @@ type metrics struct {
 	backlogFull metric.Int64Counter
 }
 
-func newMetrics(m metric.Meter) (*metrics, error) {
+// newMetrics makes them; load is asked for the bytes in the pool and the backlog.
+func newMetrics(m metric.Meter, load func() (pooled, backlog int64)) (*metrics, error) {
 	if m == nil {
 		m = noop.Meter{}
 	}
@@ -34,6 +35,16 @@ func newMetrics(m metric.Meter) (*metrics, error) {
 	}
 	flight, e := m.Float64Histogram("nova.chainwriter.flight.duration", metric.WithUnit("s"), metric.WithDescription("From launch to commit of a flight."))
 	keep(e)
+	gauge := func(name, unit, what string, value func() int64) {
+		_, e := m.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(what),
+			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+				o.Observe(value())
+				return nil
+			}))
+		keep(e)
+	}
+	gauge("nova.chainwriter.pool.bytes", "By", "Entries that wait or are in the air.", func() int64 { n, _ := load(); return n })
+	gauge("nova.chainwriter.backlog.slots", "{slot}", "Committed slots of the present chain not known to be absorbed.", func() int64 { _, n := load(); return n })
 	return &metrics{
 		flight:      flight,
 		entries:     counter("nova.chainwriter.committed.entries", "{entry}", "Entries committed."),

@@ -38,21 +38,14 @@ type Service struct {
 	running context.Context // ends with Run
 	stop    context.CancelFunc
 
-	mu      sync.Mutex
-	current *openWriter
+	mu      sync.Mutex // guards what follows
+	current *writer
 	opening chan struct{} // not nil while a chain is being made
 	closed  bool
 	writers sync.WaitGroup
 }
 
-// openWriter is a writer with its end.
-type openWriter struct {
-	*writer
-
-	gone chan struct{} // closed when run has returned
-}
-
-// New returns a chain-writer that takes entries once Run was called.
+// New returns a chain-writer. Run MUST be called, and ends what it starts.
 func New(cfg Config, deps Deps) (*Service, error) {
 	cfg = cfg.withDefaults()
 	if deps.Objects == nil || deps.Index == nil {
@@ -67,10 +60,6 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.Tracer == nil {
 		deps.Tracer = noop.Tracer{}
 	}
-	m, err := newMetrics(deps.Meter)
-	if err != nil {
-		return nil, fmt.Errorf("chain-writer: metrics: %w", err)
-	}
 	index := catalog.New(deps.Index)
 	chains, err := chain.New(chain.Config{CallTimeout: cfg.AttemptTimeout, Log: deps.Log, Now: deps.Now}, deps.Objects, index)
 	if err != nil {
@@ -78,7 +67,10 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s := &Service{
 		cfg: cfg, index: index, chains: chains,
-		log: deps.Log, metrics: m, tracer: deps.Tracer, now: deps.Now, life: stream.NewLifeID(),
+		log: deps.Log, tracer: deps.Tracer, now: deps.Now, life: stream.NewLifeID(),
+	}
+	if s.metrics, err = newMetrics(deps.Meter, s.load); err != nil {
+		return nil, fmt.Errorf("chain-writer: metrics: %w", err)
 	}
 	s.running, s.stop = context.WithCancel(context.Background())
 	return s, nil
@@ -92,8 +84,8 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 // Ready returns nil: a chain is made when it is first asked for.
 func (s *Service) Ready() error { return nil }
 
-// Run keeps the chain's backlog in view until ctx ends, then closes the chain's
-// appender: flights in the air stay undecided, and the next leader decides them.
+// Run serves until ctx ends. Then it ends its chain, if the stores answer
+// within Config.StopTimeout; if not, whoever recovers its shards does.
 func (s *Service) Run(ctx context.Context) error {
 	s.watchBacklog(ctx)
 	s.mu.Lock()
@@ -105,6 +97,19 @@ func (s *Service) Run(ctx context.Context) error {
 	return nil
 }
 
+// load returns the bytes in the pool and the slots not absorbed yet.
+func (s *Service) load() (pooled, backlog int64) {
+	s.mu.Lock()
+	w := s.current
+	s.mu.Unlock()
+	if w == nil {
+		return 0, 0
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pooled, int64(w.backlog())
+}
+
 // queueChain holds the markers of chains, so that one whose writer died before
 // anybody was bound to it is found.
 const queueChain = "chain"
@@ -113,115 +118,75 @@ const queueChain = "chain"
 const chainPatience = 24 * time.Hour
 
 // writer returns the writer of the present chain, making one if there is none
-// or the last has ended.
-func (s *Service) writer(ctx context.Context) (*openWriter, error) {
+// or the last has ended. Callers at the same time get the same one.
+func (s *Service) writer(ctx context.Context) (*writer, error) {
 	for {
 		s.mu.Lock()
-		if s.closed {
+		switch w, wait := s.current, s.opening; {
+		case s.closed:
 			s.mu.Unlock()
-			return nil, reason.New(codes.Unavailable, "", "the chain-writer is stopping")
-		}
-		if w := s.current; w != nil && !w.isEnded() {
+			return nil, errStopping()
+		case w != nil && !w.isEnded():
 			s.mu.Unlock()
 			return w, nil
-		}
-		wait := s.opening
-		if wait == nil {
-			wait = make(chan struct{})
-			s.opening = wait
+		case wait == nil:
+			s.opening = make(chan struct{})
 			s.mu.Unlock()
-			w, err := s.makeChain(ctx)
-			s.mu.Lock()
-			s.opening = nil
-			close(wait)
-			if err == nil && s.closed {
-				err = reason.New(codes.Unavailable, "", "the chain-writer is stopping")
-			}
-			if err == nil {
-				s.current = w
-				s.writers.Go(func() {
-					defer close(w.gone)
-					w.run(s.running)
-				})
-			} else if w != nil {
-				w.appender.Close()
-			}
+			return s.openWriter(ctx)
+		default:
 			s.mu.Unlock()
-			return w, err
-		}
-		s.mu.Unlock()
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			return nil, reason.New(reason.Code(ctx.Err()), "", ctx.Err().Error())
+			select {
+			case <-wait:
+			case <-ctx.Done():
+				return nil, reason.New(reason.Code(ctx.Err()), "", ctx.Err().Error())
+			}
 		}
 	}
 }
 
-// makeChain records a new chain, a marker for it first.
-func (s *Service) makeChain(ctx context.Context) (*openWriter, error) {
-	id := stream.NewChainID()
-	if _, err := s.index.ArmDue(ctx, &indexpb.Due{Queue: queueChain, At: s.now().Add(chainPatience).UnixMilli(), ChainId: id.String()}); err != nil {
-		return nil, fmt.Errorf("open chain: arm marker: %w", err)
+// openWriter makes a chain and its writer the present ones.
+func (s *Service) openWriter(ctx context.Context) (*writer, error) {
+	id, err := s.makeChain(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.opening)
+	s.opening = nil
+	if err != nil {
+		return nil, err
 	}
-	if _, err := s.index.PutChain(ctx, &indexpb.Chain{
-		ChainId: id.String(), Profile: novapb.StorageProfile_STORAGE_PROFILE_STANDARD, WriterLife: s.life.String(), WriterAddress: s.cfg.Address,
-		Zone: s.cfg.Zone, State: indexpb.ChainState_CHAIN_STATE_OPEN, CreatedAt: s.now().UnixMilli(),
-	}, catalog.Absent); err != nil {
-		return nil, fmt.Errorf("open chain: record it: %w", err)
+	if s.closed {
+		return nil, errStopping() // the chain's marker leads to it
 	}
 	w := &writer{
 		cfg: s.cfg, id: id, log: s.log, metrics: s.metrics, tracer: s.tracer, now: s.now, shards: map[stream.Shard]*shardState{},
+		gone: make(chan struct{}), hurry: make(chan struct{}, 1),
 		appender: s.chains.NewAppender(chain.AppenderConfig{
 			Chain: id, Writer: s.life, Lanes: s.cfg.Lanes, StuckAfter: s.cfg.StuckAfter, HedgeAfter: s.cfg.HedgeAfter,
 		}),
 	}
 	w.changed = sync.NewCond(&w.mu)
+	s.current = w
+	s.writers.Go(func() { w.run(s.running) })
 	s.log.InfoContext(ctx, "opened chain", "chain", id.String())
-	return &openWriter{writer: w, gone: make(chan struct{})}, nil
+	return w, nil
 }
 
-// watchBacklog learns how far the chain is absorbed, while there is anything to
-// absorb, and absorbs itself when the settler falls behind by half the budget.
-func (s *Service) watchBacklog(ctx context.Context) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		s.mu.Lock()
-		w := s.current
-		s.mu.Unlock()
-		if w == nil {
-			continue
-		}
-		w.mu.Lock()
-		backlog, ended := w.backlog(), w.ended
-		w.mu.Unlock()
-		if ended || backlog <= 0 {
-			continue
-		}
-		to, err := s.absorbed(ctx, w.id, backlog >= s.cfg.BacklogFlights/2)
-		if err != nil {
-			if ctx.Err() == nil {
-				s.log.WarnContext(ctx, "backlog", "chain", w.id.String(), "slots", backlog, "err", err)
-			}
-			continue
-		}
-		w.mu.Lock()
-		w.absorbed = max(w.absorbed, to)
-		w.changed.Broadcast()
-		w.mu.Unlock()
-	}
+func errStopping() error {
+	return reason.New(codes.Unavailable, "", "the chain-writer is stopping")
 }
 
-func (s *Service) absorbed(ctx context.Context, c stream.ChainID, help bool) (stream.Slot, error) {
-	if help {
-		return s.chains.Absorb(ctx, c)
+// makeChain records a new chain, a marker for it first: a crash between leaves
+// a marker of no chain, and after it a chain that the marker leads to.
+func (s *Service) makeChain(ctx context.Context) (stream.ChainID, error) {
+	id := stream.NewChainID()
+	if _, err := s.index.ArmDue(ctx, &indexpb.Due{Queue: queueChain, At: s.now().Add(chainPatience).UnixMilli(), ChainId: id.String()}); err != nil {
+		return id, fmt.Errorf("open chain: arm marker: %w", err)
 	}
-	r, _, err := s.index.GetChain(ctx, c.String())
-	return stream.Slot(r.GetAbsorbedTo()), err
+	if _, err := s.index.PutChain(ctx, &indexpb.Chain{
+		ChainId: id.String(), Profile: novapb.StorageProfile_STORAGE_PROFILE_STANDARD, WriterLife: s.life.String(), WriterAddress: s.cfg.Address,
+		Zone: s.cfg.Zone, State: indexpb.ChainState_CHAIN_STATE_OPEN, CreatedAt: s.now().UnixMilli(),
+	}, catalog.Absent); err != nil {
+		return id, fmt.Errorf("open chain: record it: %w", err)
+	}
+	return id, nil
 }

@@ -2,13 +2,11 @@ package chainwriter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 
@@ -17,10 +15,6 @@ import (
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 )
-
-// rememberedCommits is how many of its last commits a shard remembers, to
-// answer a duplicate that comes late.
-const rememberedCommits = 1024
 
 // writer writes one chain. It ends with the chain.
 type writer struct {
@@ -31,33 +25,19 @@ type writer struct {
 	metrics  *metrics
 	tracer   trace.Tracer
 	now      func() time.Time
+	gone     chan struct{} // closed when run has returned
+	hurry    chan struct{} // capacity 1: a flight need not linger any more
 
-	mu       sync.Mutex
-	changed  *sync.Cond // pool, backlog or ended changed
+	mu       sync.Mutex // guards what follows
+	changed  *sync.Cond // room, work, backlog or ended changed
 	shards   map[stream.Shard]*shardState
-	pool     []*item
-	pooled   int64 // bytes of items that wait or are in the air
-	urgent   bool  // a fence waits: do not linger
-	commits  stream.Slot
-	absorbed stream.Slot
+	ring     []*shardState // those with entries that wait, in turn
+	waiting  int64         // bytes of entries that wait for a flight
+	pooled   int64         // bytes of entries that wait or are in the air
+	fences   int           // fences that wait for a flight
+	commits  stream.Slot   // slots committed
+	absorbed stream.Slot   // as last learned
 	ended    bool
-	closing  bool
-}
-
-// shardState is what the writer knows of a shard in its chain.
-type shardState struct {
-	epoch   stream.Epoch
-	next    stream.EntryNo
-	pending map[stream.EntryNo]*item // of epoch
-	recent  []committed              // of epoch, the last ones, in order
-	fence   *item                    // of epoch, until it is committed
-	cut     stream.Slot              // of the fence of epoch, once committed
-	fenced  bool                     // cut is valid
-}
-
-type committed struct {
-	no stream.EntryNo
-	at stream.Coordinates
 }
 
 // item is an entry in the pool or in the air.
@@ -65,12 +45,60 @@ type item struct {
 	entry    bundle.Entry
 	at       stream.Coordinates // but for the slot, once it is in a flight
 	sessions []*session         // who hear of it
-	done     chan struct{}      // of a fence: closed when decided
-	cut      stream.Slot        // of a fence
-	lost     bool               // of a fence
+	fence    *fence             // of a fence entry
 }
 
 func (it *item) bytes() int64 { return int64(len(it.entry.Body)) + bundle.EntryOverhead }
+
+// fence is a fence entry on its way; cut and lost are valid once done is closed.
+type fence struct {
+	done chan struct{}
+	cut  stream.Slot
+	lost bool // the chain ended first
+}
+
+// shardState is what the writer knows of a shard in its chain.
+type shardState struct {
+	epoch   stream.Epoch
+	next    stream.EntryNo           // of epoch, the only number that is taken
+	pending map[stream.EntryNo]*item // of epoch
+	recent  recentCommits            // of epoch
+	fence   *fence                   // of epoch, if it began with one
+	queue   []*item                  // waiting for a flight, of any epoch, in order
+}
+
+// begin raises the fence. What waits of the lower epoch stays before everything
+// of this one in the chain, so it still counts.
+func (st *shardState) begin(e stream.Epoch) {
+	st.epoch, st.next, st.pending, st.recent, st.fence = e, 0, map[stream.EntryNo]*item{}, recentCommits{}, nil
+}
+
+// rememberedCommits is how many of its last commits a shard remembers, to
+// answer a duplicate that comes late.
+const rememberedCommits = 1024
+
+// recentCommits remembers where the last entries of an epoch are. Entries are
+// committed in the order of their numbers, from 0.
+type recentCommits struct {
+	next stream.EntryNo
+	at   []stream.Coordinates // by number modulo rememberedCommits
+}
+
+func (r *recentCommits) add(at stream.Coordinates) {
+	if len(r.at) < rememberedCommits {
+		r.at = append(r.at, at)
+	} else {
+		r.at[r.next%rememberedCommits] = at
+	}
+	r.next++
+}
+
+func (r *recentCommits) get(n stream.EntryNo) (stream.Coordinates, bool) {
+	if n >= r.next || r.next-n > rememberedCommits {
+		return stream.Coordinates{}, false
+	}
+	return r.at[n%rememberedCommits], true
+}
 
 // refusal says that the chain will never hold an entry.
 type refusal struct {
@@ -78,53 +106,67 @@ type refusal struct {
 	detail string
 }
 
-// accept takes an entry in. While the pool is full it waits: the sender's
-// credit is used up anyway.
+// accept takes an entry in. While the pool is full it waits, and with it the
+// sender, whose credit is used up anyway.
 func (w *writer) accept(ctx context.Context, e bundle.Entry, from *session) *refusal {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	stop := context.AfterFunc(ctx, func() {
-		w.mu.Lock()
-		w.changed.Broadcast()
-		w.mu.Unlock()
-	})
-	defer stop()
-	for w.pooled >= w.cfg.PoolBytes && !w.ended && ctx.Err() == nil {
-		w.metrics.poolFull.Add(ctx, 1)
-		w.changed.Wait()
+	if w.pooled >= w.cfg.PoolBytes {
+		w.awaitRoom(ctx)
 	}
 	if w.ended || ctx.Err() != nil {
-		return &refusal{why: reason.ChainSealed}
+		return &refusal{why: reason.ChainSealed, detail: "the chain has ended"}
 	}
 	st := w.shard(e.Shard)
-	if e.Epoch < st.epoch {
+	next := st.next
+	if e.Epoch > st.epoch {
+		next = 0
+	}
+	switch {
+	case e.Epoch < st.epoch:
 		return &refusal{why: reason.EpochFenced, detail: fmt.Sprintf("epoch %d began", st.epoch)}
+	case e.EntryNo > next:
+		// The epoch is not raised by what the chain does not hold.
+		return &refusal{why: reason.EntryGap, detail: fmt.Sprintf("entry %d is next", next)}
+	case e.EntryNo < next:
+		return st.repeated(e, from)
 	}
 	if e.Epoch > st.epoch {
 		st.begin(e.Epoch)
 	}
-	switch {
-	case e.EntryNo == st.next:
-	case e.EntryNo > st.next:
-		return &refusal{why: reason.EntryGap, detail: fmt.Sprintf("entry %d is next", st.next)}
-	default:
-		if it := st.pending[e.EntryNo]; it != nil {
-			it.sessions = append(it.sessions, from)
-			return nil
-		}
-		for i := range st.recent {
-			if st.recent[i].no == e.EntryNo {
-				from.committed(e, st.recent[i].at)
-				return nil
-			}
-		}
-		return &refusal{why: reason.EntryGap, detail: fmt.Sprintf("entry %d was committed too long ago", e.EntryNo)}
-	}
 	it := &item{entry: e, sessions: []*session{from}}
 	st.next++
 	st.pending[e.EntryNo] = it
-	w.enter(it)
+	w.enter(st, it)
 	return nil
+}
+
+// repeated answers an entry that was taken before: with the pending one, or at
+// once. The same number under the same epoch holds the same bytes.
+func (st *shardState) repeated(e bundle.Entry, from *session) *refusal {
+	if it := st.pending[e.EntryNo]; it != nil {
+		it.sessions = append(it.sessions, from)
+		return nil
+	}
+	at, ok := st.recent.get(e.EntryNo)
+	if !ok {
+		return &refusal{why: reason.EntryGap, detail: fmt.Sprintf("entry %d was committed too long ago to say where", e.EntryNo)}
+	}
+	from.committed(e, at)
+	return nil
+}
+
+func (w *writer) awaitRoom(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.changed.Broadcast()
+	})
+	defer stop()
+	w.metrics.poolFull.Add(ctx, 1)
+	for w.pooled >= w.cfg.PoolBytes && !w.ended && ctx.Err() == nil {
+		w.changed.Wait()
+	}
 }
 
 func (w *writer) shard(n stream.Shard) *shardState {
@@ -136,209 +178,58 @@ func (w *writer) shard(n stream.Shard) *shardState {
 	return st
 }
 
-// begin raises the fence. Entries of the lower epoch that are pending stay in
-// the chain below everything of this one, so they still count.
-func (st *shardState) begin(e stream.Epoch) {
-	*st = shardState{epoch: e, pending: map[stream.EntryNo]*item{}}
-}
-
-func (w *writer) enter(it *item) {
-	w.pool = append(w.pool, it)
-	w.pooled += it.bytes()
-	w.changed.Broadcast()
-}
-
-// fence lands a fence entry for an epoch and returns the cut. Repeating it, also
-// while the first is under way, gives the same cut.
-func (w *writer) fence(ctx context.Context, n stream.Shard, epoch stream.Epoch) (stream.Slot, error) {
-	w.mu.Lock()
-	st := w.shard(n)
-	it := st.fence
-	switch {
-	case w.ended:
-		w.mu.Unlock()
-		return 0, errSealed()
-	case epoch < st.epoch, epoch == st.epoch && it == nil && !st.fenced:
-		// An entry of this epoch without its fence: the caller bound the chain
-		// already, so it cannot be cutting it now.
-		w.mu.Unlock()
-		return 0, reason.New(codes.FailedPrecondition, reason.EpochFenced, fmt.Sprintf("epoch %d of shard %d began in the chain", st.epoch, n),
-			reason.KeyEpoch, reason.Text(st.epoch))
-	case epoch == st.epoch && st.fenced:
-		cut := st.cut
-		w.mu.Unlock()
-		return cut, nil
-	case epoch > st.epoch:
-		st.begin(epoch)
-		it = &item{entry: bundle.Entry{Kind: bundle.KindFence, Shard: n, Epoch: epoch}, done: make(chan struct{})}
-		st.fence = it
-		w.urgent = true
-		w.enter(it)
+// landFence lands a fence entry for an epoch and returns the cut. Repeating it,
+// also while the first is under way, gives the same cut.
+func (w *writer) landFence(ctx context.Context, n stream.Shard, epoch stream.Epoch) (stream.Slot, error) {
+	f, err := w.beginFence(n, epoch)
+	if err != nil {
+		return 0, err
 	}
-	w.mu.Unlock()
 	select {
-	case <-it.done:
+	case <-f.done:
 	case <-ctx.Done():
-		return 0, reason.New(reason.Code(ctx.Err()), "", "fence: "+ctx.Err().Error())
+		return 0, reason.New(reason.Code(ctx.Err()), "", "the fence is under way: "+ctx.Err().Error())
 	}
-	if it.lost {
-		return 0, errSealed()
+	if f.lost {
+		return 0, w.errEnded()
 	}
-	return it.cut, nil
+	return f.cut, nil
+}
+
+func (w *writer) beginFence(n stream.Shard, epoch stream.Epoch) (*fence, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended {
+		return nil, w.errEnded()
+	}
+	st := w.shard(n)
+	if epoch == st.epoch && st.fence != nil {
+		return st.fence, nil
+	}
+	if epoch <= st.epoch {
+		// With an equal one: its leader has bound this chain already, so nobody
+		// who may be believed asks where it begins.
+		return nil, reason.New(codes.FailedPrecondition, reason.EpochFenced,
+			fmt.Sprintf("epoch %d of shard %d began in the chain", st.epoch, n), reason.KeyEpoch, reason.Text(st.epoch))
+	}
+	st.begin(epoch)
+	st.fence = &fence{done: make(chan struct{})}
+	w.fences++
+	w.enter(st, &item{entry: bundle.Entry{Kind: bundle.KindFence, Shard: n, Epoch: epoch}, fence: st.fence})
+	return st.fence, nil
+}
+
+// errEnded says where the chain ended, if it is known.
+func (w *writer) errEnded() error {
+	cut, err := w.appender.Cut()
+	if err != nil {
+		return errSealed()
+	}
+	return reason.New(codes.FailedPrecondition, reason.ChainSealed, fmt.Sprintf("the chain has ended at slot %d", cut), reason.KeyCut, reason.Text(cut))
 }
 
 func errSealed() error {
 	return reason.New(codes.FailedPrecondition, reason.ChainSealed, "the chain has ended")
-}
-
-// run sends flights until the chain ends or ctx does.
-func (w *writer) run(ctx context.Context) {
-	stop := context.AfterFunc(ctx, func() {
-		w.mu.Lock()
-		w.closing = true
-		w.changed.Broadcast()
-		w.mu.Unlock()
-	})
-	defer stop()
-	flights := make(chan struct{})
-	go func() {
-		defer close(flights)
-		w.sendFlights(ctx)
-	}()
-	select {
-	case <-w.appender.Done():
-	case <-ctx.Done():
-		w.appender.Close()
-	}
-	w.end()
-	<-flights
-}
-
-// sendFlights takes a lane first and entries then: while all lanes are busy
-// entries gather, and the next flight carries them together.
-func (w *writer) sendFlights(ctx context.Context) {
-	for w.awaitWork() {
-		if w.appender.Lane(ctx) != nil {
-			return
-		}
-		w.linger(ctx)
-		items := w.take()
-		if len(items) == 0 {
-			w.appender.Unlane()
-			continue
-		}
-		if err := w.launch(ctx, items); err != nil {
-			return
-		}
-	}
-}
-
-// awaitWork waits until there is something to send and room in the backlog.
-func (w *writer) awaitWork() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	warned := false
-	for !w.ended && !w.closing && (len(w.pool) == 0 || w.backlogFull()) {
-		if len(w.pool) > 0 && !warned {
-			warned = true
-			w.log.Warn("too many slots wait to be absorbed; flights stop until some are", "chain", w.id.String(),
-				"committed", uint64(w.commits), "absorbed", uint64(w.absorbed), "limit", w.cfg.BacklogFlights)
-			w.metrics.backlogFull.Add(context.Background(), 1)
-		}
-		w.changed.Wait()
-	}
-	return !w.ended && !w.closing
-}
-
-func (w *writer) backlogFull() bool { return w.backlog() >= w.cfg.BacklogFlights }
-func (w *writer) backlog() int      { return int(w.commits) - int(w.absorbed) }
-
-func (w *writer) linger(ctx context.Context) {
-	if w.cfg.Linger <= 0 {
-		return
-	}
-	w.mu.Lock()
-	full := w.urgent || w.pooled >= int64(w.cfg.FlightBytes)
-	w.mu.Unlock()
-	if full {
-		return
-	}
-	t := time.NewTimer(w.cfg.Linger)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
-
-// take removes a flight's worth of entries from the pool, in order. While other
-// shards wait, one shard gets at most a quarter of a flight; its entries keep
-// their order, so once one stays, all later ones of the shard do.
-func (w *writer) take() []*item {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.urgent = false
-	many := false
-	for _, it := range w.pool {
-		many = many || it.entry.Shard != w.pool[0].entry.Shard
-	}
-	var taken, left []*item
-	total, by, held := 0, map[stream.Shard]int{}, map[stream.Shard]bool{}
-	for i, it := range w.pool {
-		n := int(it.bytes())
-		if total > 0 && total+n > w.cfg.FlightBytes {
-			left = append(left, w.pool[i:]...)
-			break
-		}
-		s := it.entry.Shard
-		if held[s] || many && by[s] > 0 && by[s]+n > w.cfg.FlightBytes/4 {
-			held[s] = true
-			left = append(left, it)
-			continue
-		}
-		taken = append(taken, it)
-		total += n
-		by[s] += n
-	}
-	w.pool = left
-	return taken
-}
-
-// launch builds a flight and sends it.
-func (w *writer) launch(ctx context.Context, items []*item) error {
-	_, span := w.tracer.Start(ctx, "chainwriter.Flight", trace.WithSpanKind(trace.SpanKindInternal),
-		trace.WithAttributes(attribute.String("nova.chain", w.id.String()), attribute.Int("nova.entries", len(items))))
-	f := chain.Flight{Builder: bundle.NewBuilder(w.id, stream.NewFlightID(), stream.ProfileStandard)}
-	kept := items[:0]
-	for _, it := range items {
-		offset, length, err := f.Builder.Add(it.entry)
-		if err != nil {
-			// Verified on arrival, so this is a fault of the program: the chain
-			// must not go on without an entry that was accepted.
-			w.log.Error("an accepted entry does not fit a bundle; the chain cannot go on", "chain", w.id.String(), "err", err)
-			w.appender.Unlane()
-			span.End()
-			return errors.Join(errors.New("build flight"), err)
-		}
-		it.at = stream.Coordinates{Chain: w.id, Offset: offset, Length: length}
-		kept = append(kept, it)
-	}
-	started, size := w.now(), f.Builder.Size()
-	f.Done = func(slot stream.Slot, err error) {
-		span.End()
-		if err != nil {
-			w.lose(kept)
-			return
-		}
-		w.metrics.landed(ctx, w.now().Sub(started), len(kept), size)
-		w.commit(slot, kept)
-	}
-	if err := w.appender.Launch(f); err != nil {
-		span.End()
-		w.lose(kept)
-		return err
-	}
-	return nil
 }
 
 // commit answers the entries of a committed flight, in their order.
@@ -349,21 +240,14 @@ func (w *writer) commit(slot stream.Slot, items []*item) {
 	for _, it := range items {
 		w.pooled -= it.bytes()
 		it.at.Slot = slot
-		st := w.shards[it.entry.Shard]
-		if it.done != nil {
-			it.cut = slot + 1
-			if st.epoch == it.entry.Epoch {
-				st.fence, st.cut, st.fenced = nil, it.cut, true
-			}
-			close(it.done)
+		if f := it.fence; f != nil {
+			f.cut = slot + 1
+			close(f.done)
 			continue
 		}
-		if st.epoch == it.entry.Epoch {
+		if st := w.shards[it.entry.Shard]; st.epoch == it.entry.Epoch {
 			delete(st.pending, it.entry.EntryNo)
-			if len(st.recent) == rememberedCommits {
-				st.recent = append(st.recent[:0], st.recent[1:]...)
-			}
-			st.recent = append(st.recent, committed{no: it.entry.EntryNo, at: it.at})
+			st.recent.add(it.at)
 		}
 		for _, s := range it.sessions {
 			s.committed(it.entry, it.at)
@@ -372,35 +256,33 @@ func (w *writer) commit(slot stream.Slot, items []*item) {
 	w.changed.Broadcast()
 }
 
-// lose answers the entries of a flight that the chain will never hold. Their
-// senders hear that the chain has ended, once everything before was answered.
+// lose drops the entries of a flight that was not committed. Their senders hear
+// that the chain has ended, after everything that was.
 func (w *writer) lose(items []*item) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, it := range items {
 		w.pooled -= it.bytes()
-		if it.done != nil {
-			it.lost = true
-			close(it.done)
+		if it.fence != nil {
+			it.fence.lost = true
+			close(it.fence.done)
 		}
 	}
 	w.changed.Broadcast()
 }
 
-// end marks the chain as ended and tells everyone.
+// end marks the chain as ended and drops what waits.
 func (w *writer) end() {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.ended = true
-	for _, it := range w.pool {
-		w.pooled -= it.bytes()
-		if it.done != nil {
-			it.lost = true
-			close(it.done)
-		}
+	var left []*item
+	for _, st := range w.ring {
+		left = append(left, st.queue...)
+		st.queue = nil
 	}
-	w.pool = nil
-	w.changed.Broadcast()
+	w.ring, w.waiting, w.fences = nil, 0, 0
+	w.mu.Unlock()
+	w.lose(left)
 }
 
 // isEnded reports whether the chain takes no more entries.

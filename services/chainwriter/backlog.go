@@ -1,0 +1,76 @@
+package chainwriter
+
+import (
+	"context"
+	"time"
+
+	"github.com/nova-stream/nova/libs/chain"
+	"github.com/nova-stream/nova/libs/stream"
+)
+
+// backlogInterval is how often the index is asked how far the present chain is
+// absorbed, while anything is not. An idle chain costs nothing.
+const backlogInterval = time.Second
+
+// watchBacklog keeps the present chain's backlog in view until ctx ends, and
+// absorbs itself when the settlers have fallen behind by half of the budget.
+func (s *Service) watchBacklog(ctx context.Context) {
+	tick := time.NewTicker(backlogInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		s.mu.Lock()
+		w := s.current
+		s.mu.Unlock()
+		if w == nil {
+			continue
+		}
+		if err := s.reduceBacklog(ctx, w); err != nil && ctx.Err() == nil {
+			s.log.WarnContext(ctx, "the chain's backlog stays", "chain", w.id.String(), "err", err)
+		}
+	}
+}
+
+func (s *Service) reduceBacklog(ctx context.Context, w *writer) error {
+	backlog, absorbed := w.behind()
+	if backlog <= 0 {
+		return nil
+	}
+	r, _, err := s.index.GetChain(ctx, w.id.String())
+	if err != nil {
+		return err
+	}
+	w.learn(stream.Slot(r.GetAbsorbedTo()))
+	// Window by window, so that flights leave again as soon as there is room.
+	for {
+		if backlog, absorbed = w.behind(); backlog < max(s.cfg.BacklogFlights/2, 1) {
+			return nil
+		}
+		to, err := s.chains.AbsorbTo(ctx, w.id, absorbed+min(chain.Window, stream.Slot(backlog)))
+		if err != nil {
+			return err
+		}
+		w.learn(to)
+	}
+}
+
+// behind returns the backlog and how far the chain is absorbed; 0 once it ended.
+func (w *writer) behind() (int, stream.Slot) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended {
+		return 0, w.absorbed
+	}
+	return w.backlog(), w.absorbed
+}
+
+func (w *writer) learn(absorbed stream.Slot) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.absorbed = max(w.absorbed, absorbed)
+	w.changed.Broadcast()
+}

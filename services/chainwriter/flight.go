@@ -1,0 +1,204 @@
+package chainwriter
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	otelcodes "go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/nova-stream/nova/libs/bundle"
+	"github.com/nova-stream/nova/libs/chain"
+	"github.com/nova-stream/nova/libs/stream"
+)
+
+// enter puts an entry behind those of its shard. Called with mu held.
+func (w *writer) enter(st *shardState, it *item) {
+	if len(st.queue) == 0 {
+		w.ring = append(w.ring, st)
+	}
+	st.queue = append(st.queue, it)
+	w.waiting += it.bytes()
+	w.pooled += it.bytes()
+	if it.fence != nil || w.waiting >= int64(w.cfg.FlightBytes) {
+		select {
+		case w.hurry <- struct{}{}:
+		default:
+		}
+	}
+	w.changed.Broadcast()
+}
+
+// take removes a flight's worth of entries from the pool. Shards take turns of
+// a quarter of a flight while others wait, and at least one entry; a shard's
+// entries keep their order.
+func (w *writer) take() []*item {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var taken []*item
+	limit, total := int64(w.cfg.FlightBytes), int64(0)
+	for full := false; len(w.ring) > 0 && !full; {
+		st := w.ring[0]
+		w.ring = w.ring[1:]
+		turn, n := int64(0), 0
+		for _, it := range st.queue {
+			size := it.bytes()
+			if full = total > 0 && total+size > limit; full {
+				break
+			}
+			if turn > 0 && len(w.ring) > 0 && turn+size > limit/4 {
+				break
+			}
+			turn += size
+			total += size
+			n++
+			if it.fence != nil {
+				w.fences--
+			}
+		}
+		taken = append(taken, st.queue[:n]...)
+		if st.queue = st.queue[n:]; len(st.queue) == 0 {
+			st.queue = nil // its array holds what is in the air
+		} else {
+			w.ring = append(w.ring, st)
+		}
+	}
+	w.waiting -= total
+	return taken
+}
+
+// run sends flights until the chain ends. When ctx ends it takes nothing more,
+// waits a while for what is in the air, and ends the chain itself: then its
+// shards need not find out that the writer is gone.
+func (w *writer) run(ctx context.Context) {
+	defer close(w.gone)
+	sending := make(chan struct{})
+	go func() {
+		defer close(sending)
+		w.sendFlights()
+	}()
+	select {
+	case <-w.appender.Done():
+	case <-ctx.Done():
+		w.appender.End()
+		t := time.NewTimer(w.cfg.StopTimeout)
+		defer t.Stop()
+		select {
+		case <-w.appender.Done():
+		case <-t.C:
+			w.log.Warn("stopped without ending the chain; whoever recovers its shards ends it", "chain", w.id.String())
+		}
+	}
+	w.appender.Close()
+	w.end()
+	<-sending
+}
+
+// sendFlights takes a lane first and entries then: while all lanes are busy
+// entries gather, and the next flight carries them together.
+func (w *writer) sendFlights() {
+	ctx := context.Background()
+	for w.awaitWork() {
+		if w.appender.Lane(ctx) != nil {
+			return
+		}
+		w.linger()
+		items := w.take()
+		if len(items) == 0 {
+			w.appender.Unlane()
+			continue
+		}
+		if !w.launch(ctx, items) {
+			return
+		}
+	}
+}
+
+// awaitWork waits until there is something to send and room in the backlog;
+// false: the chain has ended. A fence may pass the limit: recovery waits for it,
+// and there are few.
+func (w *writer) awaitWork() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	warned := false
+	for !w.ended && w.fences == 0 && (len(w.ring) == 0 || w.backlog() >= w.cfg.BacklogFlights) {
+		if len(w.ring) > 0 && !warned {
+			warned = true
+			w.log.Warn("too many slots wait to be absorbed; flights stop until some are", "chain", w.id.String(),
+				"committed", uint64(w.commits), "absorbed", uint64(w.absorbed), "limit", w.cfg.BacklogFlights)
+			w.metrics.backlogFull.Add(context.Background(), 1)
+		}
+		w.changed.Wait()
+	}
+	return !w.ended
+}
+
+// backlog is how many committed slots are not known to be absorbed.
+func (w *writer) backlog() int { return int(w.commits) - int(w.absorbed) }
+
+// linger waits for more, unless there is enough or a fence waits.
+func (w *writer) linger() {
+	if w.cfg.Linger <= 0 {
+		return
+	}
+	select { // what hurried an earlier flight
+	case <-w.hurry:
+	default:
+	}
+	w.mu.Lock()
+	enough := w.ended || w.fences > 0 || w.waiting >= int64(w.cfg.FlightBytes)
+	w.mu.Unlock()
+	if enough {
+		return
+	}
+	t := time.NewTimer(w.cfg.Linger)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-w.hurry:
+	case <-w.appender.Done():
+	}
+}
+
+// launch builds a flight and sends it; false: the chain takes no more.
+func (w *writer) launch(ctx context.Context, items []*item) bool {
+	_, span := w.tracer.Start(ctx, "chainwriter.Flight", trace.WithAttributes(
+		attribute.String("nova.chain", w.id.String()), attribute.Int("nova.entries", len(items))))
+	b := bundle.NewBuilder(w.id, stream.NewFlightID(), stream.ProfileStandard)
+	for _, it := range items {
+		offset, length, err := b.Add(it.entry)
+		if err != nil {
+			// Entries are verified on arrival, so this is a fault of the program. The
+			// chain must not go on without an entry that was taken.
+			w.log.Error("an entry that was taken does not fit a bundle; the chain ends", "chain", w.id.String(), "err", err)
+			span.SetStatus(otelcodes.Error, err.Error())
+			span.End()
+			w.appender.Unlane()
+			w.appender.End()
+			w.lose(items)
+			return false
+		}
+		it.at = stream.Coordinates{Chain: w.id, Offset: offset, Length: length}
+	}
+	started, size := w.now(), b.Size()
+	span.SetAttributes(attribute.Int("nova.bytes", size))
+	done := func(slot stream.Slot, err error) {
+		span.SetAttributes(attribute.Int64("nova.slot", int64(slot)))
+		if err != nil {
+			span.SetStatus(otelcodes.Error, err.Error())
+			w.lose(items)
+		} else {
+			w.metrics.landed(ctx, w.now().Sub(started), len(items), size)
+			w.commit(slot, items)
+		}
+		span.End()
+	}
+	if err := w.appender.Launch(chain.Flight{Builder: b, Done: done}); err != nil {
+		span.SetStatus(otelcodes.Error, err.Error())
+		span.End()
+		w.lose(items)
+		return false
+	}
+	return true
+}
