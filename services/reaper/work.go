@@ -3,6 +3,7 @@ package reaper
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"google.golang.org/grpc"
 
@@ -63,7 +64,7 @@ func (s *Service) deleteBucket(ctx context.Context, d *indexpb.Due) error {
 	if _, err := s.raw.BeginDeleteBucket(ctx, &indexpb.BeginDeleteBucketRequest{Bucket: d.GetBucket()}); err != nil {
 		return err
 	}
-	for {
+	for deleted := 0; ; {
 		streams, err := s.raw.ListStreams(ctx, &indexpb.ListStreamsRequest{Bucket: d.GetBucket(), Limit: page})
 		if err != nil {
 			return err
@@ -73,8 +74,13 @@ func (s *Service) deleteBucket(ctx context.Context, d *indexpb.Due) error {
 		}
 		for _, st := range streams.GetStreams() {
 			if err := s.delete(ctx, d.GetBucket(), st.GetName(), st.GetStreamId(), st.GetShard()); err != nil {
+				if deleted > 0 {
+					// Many streams take longer than one turn: that is no failure.
+					return fmt.Errorf("%w, after %d streams: %w", errLater, deleted, err)
+				}
 				return err
 			}
+			deleted++
 		}
 	}
 	_, err = s.raw.FinishDeleteBucket(ctx, &indexpb.FinishDeleteBucketRequest{Bucket: d.GetBucket(), BucketId: d.GetBucketId(), Force: true})

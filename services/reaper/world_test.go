@@ -1,0 +1,268 @@
+package reaper
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/cache/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/reaper/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is an index, a cache and the sequencers, as far as a reaper meets them.
+// Calls that a test does not expect panic.
+type world struct {
+	indexpb.IndexServiceClient
+	cachepb.CacheServiceClient
+
+	mu       sync.Mutex
+	now      time.Time
+	version  int64
+	due      map[string]*indexpb.VersionedDue
+	streams  map[string]*indexpb.StreamDescriptor // by id
+	bucket   *indexpb.BucketRecord
+	chain    *indexpb.Chain
+	rows     map[uint64]*indexpb.Directory
+	objects  map[string]bool
+	orphans  []string // ids that RemoveOrphan was asked to remove
+	freed    []string // names that were freed without their sequencer
+	deleted  []string // ids that a sequencer deleted
+	failures map[string]error
+}
+
+var errDown = reason.New(codes.Unavailable, "", "down")
+
+func newWorld(t *testing.T, cfg Config) (*world, *Service) {
+	t.Helper()
+	w := &world{
+		now: time.UnixMilli(10_000_000), due: map[string]*indexpb.VersionedDue{}, streams: map[string]*indexpb.StreamDescriptor{},
+		rows: map[uint64]*indexpb.Directory{}, objects: map[string]bool{}, failures: map[string]error{},
+	}
+	s, err := New(cfg, Deps{Index: w, Cache: w, Router: w, Now: w.clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w, s
+}
+
+func (w *world) clock() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.now
+}
+
+func (w *world) pass(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now = w.now.Add(d)
+}
+
+// arm adds a marker that is due.
+func (w *world) arm(d *indexpb.Due) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if d.GetDueId() == "" {
+		d.DueId = stream.NewID().String()
+	}
+	if d.GetAt() == 0 {
+		d.At = w.now.UnixMilli()
+	}
+	w.put(d)
+}
+
+func place(queue string, at int64, id string) string {
+	return fmt.Sprintf("%s/%016x-%s", queue, at, id)
+}
+
+func (w *world) put(d *indexpb.Due) int64 {
+	w.version++
+	w.due[place(d.GetQueue(), d.GetAt(), d.GetDueId())] = &indexpb.VersionedDue{Due: d, Version: w.version}
+	return w.version
+}
+
+func (w *world) stream(name string, shard uint32) *indexpb.StreamDescriptor {
+	d := &indexpb.StreamDescriptor{StreamId: stream.NewID().String(), Bucket: "bucket", Name: name, Shard: shard}
+	w.streams[d.GetStreamId()] = d
+	return d
+}
+
+func (w *world) removed() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.orphans)
+}
+
+// queue returns the markers of a queue, by time.
+func (w *world) queue(name string) []*indexpb.Due {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var out []*indexpb.Due
+	for _, v := range w.due {
+		if v.GetDue().GetQueue() == name {
+			out = append(out, v.GetDue())
+		}
+	}
+	slices.SortFunc(out, func(a, b *indexpb.Due) int { return cmp.Compare(a.GetAt(), b.GetAt()) })
+	return out
+}
+
+func (w *world) ListDue(_ context.Context, req *indexpb.ListDueRequest, _ ...grpc.CallOption) (*indexpb.ListDueResponse, error) {
+	if err := w.failures["list "+req.GetQueue()]; err != nil {
+		return nil, err
+	}
+	out := &indexpb.ListDueResponse{}
+	for _, d := range w.queue(req.GetQueue()) {
+		if d.GetAt() <= req.GetUntil() && len(out.GetDue()) < int(req.GetLimit()) {
+			out.Due = append(out.Due, w.due[place(d.GetQueue(), d.GetAt(), d.GetDueId())])
+		}
+	}
+	return out, nil
+}
+
+func (w *world) PutDue(_ context.Context, req *indexpb.PutDueRequest, _ ...grpc.CallOption) (*indexpb.PutDueResponse, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return &indexpb.PutDueResponse{Version: w.put(req.GetDue())}, nil
+}
+
+func (w *world) DeleteDue(_ context.Context, req *indexpb.DeleteDueRequest, _ ...grpc.CallOption) (*indexpb.DeleteDueResponse, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	k := place(req.GetQueue(), req.GetAt(), req.GetDueId())
+	if w.due[k].GetVersion() != req.GetExpectedVersion() {
+		return nil, reason.New(codes.Aborted, reason.VersionConflict, "another version")
+	}
+	delete(w.due, k)
+	return &indexpb.DeleteDueResponse{}, nil
+}
+
+func (w *world) RemoveOrphan(_ context.Context, req *indexpb.RemoveOrphanRequest, _ ...grpc.CallOption) (*indexpb.RemoveOrphanResponse, error) {
+	if err := w.failures[req.GetStreamId()]; err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.orphans = append(w.orphans, req.GetStreamId())
+	return &indexpb.RemoveOrphanResponse{}, nil
+}
+
+func (w *world) GetDescriptor(_ context.Context, req *indexpb.GetDescriptorRequest, _ ...grpc.CallOption) (*indexpb.GetDescriptorResponse, error) {
+	d := w.streams[req.GetStreamId()]
+	if d == nil {
+		return nil, reason.New(codes.NotFound, reason.RowNotFound, "none")
+	}
+	return &indexpb.GetDescriptorResponse{Stream: d}, nil
+}
+
+func (w *world) FreeName(_ context.Context, req *indexpb.FreeNameRequest, _ ...grpc.CallOption) (*indexpb.FreeNameResponse, error) {
+	w.freed = append(w.freed, req.GetStream()+" "+req.GetStreamId())
+	return &indexpb.FreeNameResponse{}, nil
+}
+
+func (w *world) GetBucket(context.Context, *indexpb.GetBucketRequest, ...grpc.CallOption) (*indexpb.GetBucketResponse, error) {
+	if w.bucket == nil {
+		return nil, reason.New(codes.NotFound, reason.BucketNotFound, "none")
+	}
+	return &indexpb.GetBucketResponse{Bucket: w.bucket}, nil
+}
+
+func (w *world) BeginDeleteBucket(context.Context, *indexpb.BeginDeleteBucketRequest, ...grpc.CallOption) (*indexpb.BeginDeleteBucketResponse, error) {
+	w.bucket.State = 2
+	return &indexpb.BeginDeleteBucketResponse{Bucket: w.bucket}, nil
+}
+
+func (w *world) ListStreams(_ context.Context, req *indexpb.ListStreamsRequest, _ ...grpc.CallOption) (*indexpb.ListStreamsResponse, error) {
+	out := &indexpb.ListStreamsResponse{}
+	for _, d := range w.streams {
+		if len(out.GetStreams()) < int(req.GetLimit()) {
+			out.Streams = append(out.Streams, d)
+		}
+	}
+	out.HasMore = len(w.streams) > len(out.GetStreams())
+	return out, nil
+}
+
+func (w *world) FinishDeleteBucket(_ context.Context, req *indexpb.FinishDeleteBucketRequest, _ ...grpc.CallOption) (*indexpb.FinishDeleteBucketResponse, error) {
+	if len(w.streams) > 0 || !req.GetForce() {
+		return nil, reason.New(codes.FailedPrecondition, reason.BucketNotEmpty, "streams are left")
+	}
+	w.bucket = nil
+	return &indexpb.FinishDeleteBucketResponse{}, nil
+}
+
+func (w *world) ListDirectories(_ context.Context, req *indexpb.ListDirectoriesRequest, _ ...grpc.CallOption) (*indexpb.ListDirectoriesResponse, error) {
+	out := &indexpb.ListDirectoriesResponse{}
+	if d := w.rows[req.GetFrom()]; d != nil {
+		out.Directories = append(out.Directories, d)
+	}
+	return out, nil
+}
+
+func (w *world) GetChain(context.Context, *indexpb.GetChainRequest, ...grpc.CallOption) (*indexpb.GetChainResponse, error) {
+	if w.chain == nil {
+		return nil, reason.New(codes.NotFound, reason.RowNotFound, "none")
+	}
+	return &indexpb.GetChainResponse{Chain: w.chain}, nil
+}
+
+func (w *world) DeleteObjects(_ context.Context, req *cachepb.DeleteObjectsRequest, _ ...grpc.CallOption) (*cachepb.DeleteObjectsResponse, error) {
+	for _, o := range req.GetObjects() {
+		delete(w.objects, o)
+	}
+	return &cachepb.DeleteObjectsResponse{}, nil
+}
+
+// DoIdempotent implements Router: each shard has a leader.
+func (w *world) DoIdempotent(_ context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) error {
+	return f(leader{w, shard})
+}
+
+type leader struct {
+	w     *world
+	shard stream.Shard
+}
+
+func (l leader) Invoke(_ context.Context, _ string, args, _ any, _ ...grpc.CallOption) error {
+	req, ok := args.(*sequencerpb.DeleteStreamRequest)
+	if !ok {
+		return fmt.Errorf("unexpected call %T", args)
+	}
+	id := req.GetStream().GetStreamId()
+	d := l.w.streams[id]
+	if d == nil || stream.Shard(d.GetShard()) != l.shard || req.GetStream().GetShard() != d.GetShard() || req.GetName() != d.GetName() {
+		return fmt.Errorf("shard %d has no stream as in %v", l.shard, req)
+	}
+	if err := l.w.failures[id]; err != nil {
+		return err
+	}
+	delete(l.w.streams, id)
+	l.w.deleted = append(l.w.deleted, id)
+	return nil
+}
+
+func (l leader) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, errors.New("no streams")
+}
+
+func drain(t *testing.T, s *Service, done, failed uint64) {
+	t.Helper()
+	got, err := s.Drain(t.Context(), &reaperpb.DrainRequest{})
+	if err != nil || got.GetDone() != done || got.GetFailed() != failed {
+		t.Fatalf("drained %v, %v; want %d done, %d failed", got, err, done, failed)
+	}
+}
