@@ -12,8 +12,6 @@ import (
 	"github.com/nova-stream/nova/libs/config"
 	"github.com/nova-stream/nova/libs/discovery"
 	"github.com/nova-stream/nova/libs/discovery/resolver"
-	"github.com/nova-stream/nova/libs/metastore"
-	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/libs/routing"
 	"github.com/nova-stream/nova/libs/rpc"
 	"github.com/nova-stream/nova/libs/telemetry"
@@ -90,26 +88,6 @@ func (p *Process) ServiceTracer(s discovery.Service) trace.Tracer {
 
 // ID returns the id under which a service of this node is registered.
 func (p *Process) ID(s discovery.Service) string { return p.Settings.NodeID + "." + string(s) }
-
-// OpenMetastore opens the metastore; Close closes it.
-func (p *Process) OpenMetastore(m *Metastore) (metastore.Store, error) {
-	store, err := m.Open(p.Telemetry)
-	if err != nil {
-		return nil, err
-	}
-	p.OnClose(store.Close)
-	return store, nil
-}
-
-// OpenObjects opens and probes the object store; Close closes it.
-func (p *Process) OpenObjects(ctx context.Context, o *Objects) (objectstore.Store, error) {
-	store, err := o.Open(ctx, p.Telemetry)
-	if err != nil {
-		return nil, err
-	}
-	p.OnClose(store.Close)
-	return store, Probe(ctx, store)
-}
 
 // CheckAll checks several settings, in order.
 func CheckAll(all ...interface{ Check() error }) error {

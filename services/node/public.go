@@ -11,10 +11,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/config"
 	"github.com/nova-stream/nova/libs/rpc"
 	"github.com/nova-stream/nova/libs/validate"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
 // Public are the settings of the public listeners.
@@ -97,8 +99,17 @@ func (p *Public) TLS() (*tls.Config, error) {
 // options are those of the public servers: requests are validated here, once.
 func options(p *Process) rpc.Options {
 	o := p.Options()
-	o.Validate = validate.Request
+	o.Validate = edge
 	return o
+}
+
+// edge checks a request. Messages of a session are checked by the session
+// itself, which answers the batch instead of ending the call.
+func edge(m proto.Message) error {
+	if _, ok := m.(*novapb.AppendSessionRequest); ok {
+		return nil
+	}
+	return validate.Request(m)
 }
 
 // Endpoint opens the public gRPC listener.

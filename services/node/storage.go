@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 
 	"github.com/nova-stream/nova/libs/config"
@@ -18,7 +19,6 @@ import (
 	meteredobjects "github.com/nova-stream/nova/libs/objectstore/metered"
 	"github.com/nova-stream/nova/libs/objectstore/probe"
 	"github.com/nova-stream/nova/libs/objectstore/s3"
-	"github.com/nova-stream/nova/libs/telemetry"
 )
 
 // Metastore says where the metadata is.
@@ -46,24 +46,39 @@ func (m *Metastore) Check() error {
 	return nil
 }
 
-// Open opens the metastore, metered.
-func (m *Metastore) Open(t *telemetry.Telemetry) (metastore.Store, error) {
-	var store metastore.Store
-	var err error
+func (m *Metastore) open(log *slog.Logger) (metastore.Store, error) {
 	switch {
 	case m.Memory:
-		store = memmeta.New()
+		return memmeta.New(), nil
 	case m.Oxia != "":
-		store, err = oxia.Open(oxia.Config{Address: m.Oxia, Log: t.Log})
-	default:
-		store, err = bbolt.Open(bbolt.Config{Dir: filepath.Join(m.Dir, "meta"), Log: t.Log})
+		return opened[metastore.Store](oxia.Open(oxia.Config{Address: m.Oxia, Log: log}))
 	}
+	return opened[metastore.Store](bbolt.Open(bbolt.Config{Dir: filepath.Join(m.Dir, "metadata"), Log: log}))
+}
+
+// opened keeps a failed open from becoming an interface that is not nil.
+func opened[S any, T any](store T, err error) (S, error) {
+	var s S
+	if err == nil {
+		s = any(store).(S)
+	}
+	return s, err
+}
+
+// OpenMetastore opens the metastore, metered; Close closes it. wrap, if not
+// nil, puts something between.
+func (p *Process) OpenMetastore(m *Metastore, wrap func(metastore.Store) metastore.Store) (metastore.Store, error) {
+	store, err := m.open(p.Log)
 	if err != nil {
 		return nil, err
 	}
-	metered, err := meteredmeta.New(store, t.Tracer, t.Meter)
+	if wrap != nil {
+		store = wrap(store)
+	}
+	p.OnClose(store.Close)
+	metered, err := meteredmeta.New(store, p.Telemetry.Tracer, p.Telemetry.Meter)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("metastore metrics: %w", err), store.Close())
+		return nil, fmt.Errorf("metastore metrics: %w", err)
 	}
 	return metered, nil
 }
@@ -97,32 +112,34 @@ func (o *Objects) Check() error {
 	return o.S3.Validate()
 }
 
-// Open opens the object store, metered.
-func (o *Objects) Open(ctx context.Context, t *telemetry.Telemetry) (objectstore.Store, error) {
-	var store objectstore.Store
-	var err error
+func (o *Objects) open(ctx context.Context) (objectstore.Store, error) {
 	switch {
 	case o.Memory:
-		store = memobjects.New()
+		return memobjects.New(), nil
 	case o.S3.Bucket != "":
-		store, err = s3.Open(ctx, o.S3)
-	default:
-		store, err = fs.Open(filepath.Join(o.Dir, "objects"))
+		return opened[objectstore.Store](s3.Open(ctx, o.S3))
 	}
+	return opened[objectstore.Store](fs.Open(filepath.Join(o.Dir, "objects")))
+}
+
+// OpenObjects opens the object store, metered, and refuses one that does not
+// keep its promises (objectstore/probe). Close closes it. wrap, if not nil, puts
+// something between.
+func (p *Process) OpenObjects(ctx context.Context, o *Objects, wrap func(objectstore.Store) objectstore.Store) (objectstore.Store, error) {
+	store, err := o.open(ctx)
 	if err != nil {
 		return nil, err
 	}
-	metered, err := meteredobjects.New(store, t.Tracer, t.Meter)
+	if wrap != nil {
+		store = wrap(store)
+	}
+	p.OnClose(store.Close)
+	if err := probe.Run(ctx, store); err != nil {
+		return nil, fmt.Errorf("the object store cannot be used: %w", err)
+	}
+	metered, err := meteredobjects.New(store, p.Telemetry.Tracer, p.Telemetry.Meter)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("object store metrics: %w", err), store.Close())
+		return nil, fmt.Errorf("object store metrics: %w", err)
 	}
 	return metered, nil
-}
-
-// Probe refuses a store that does not keep its promises, see objectstore/probe.
-func Probe(ctx context.Context, store objectstore.Store) error {
-	if err := probe.Run(ctx, store); err != nil {
-		return fmt.Errorf("the object store cannot be used: %w", err)
-	}
-	return nil
 }

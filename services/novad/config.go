@@ -28,7 +28,7 @@ type Config struct {
 	node.Settings
 	node.Public
 	Dev       bool   // everything in memory
-	Dir       string // everything below it; with Dev ignored
+	Dir       string // everything below it; neither Dev nor Dir nor Oxia: DefaultDir
 	Metastore node.Metastore
 	Objects   node.Objects
 	// AdvertiseHost is where other nodes reach this one's services, each at a
@@ -46,7 +46,7 @@ type Config struct {
 	// The rest is for tests.
 
 	// WrapObjects and WrapMetastore put something around the stores, or replace
-	// them; what they return is closed with the node.
+	// them; what they return is closed with the node. Metrics see what callers do.
 	WrapObjects   func(objectstore.Store) objectstore.Store
 	WrapMetastore func(metastore.Store) metastore.Store
 	// Registry joins the node to others that share its stores. It is closed with
@@ -105,13 +105,51 @@ func (c *Config) Check() error {
 	case c.Consul != "" && c.AdvertiseHost == "":
 		return errors.New("--consul needs --advertise-host: where the other nodes reach this one")
 	}
-	if !c.Dev && !meta && c.Dir == "" {
+	if err := c.checkBudgets(); err != nil {
+		return err
+	}
+	c.place()
+	if err := errors.Join(c.Metastore.Check(), c.Objects.Check()); err != nil {
+		return fmt.Errorf("storage: %w", err)
+	}
+	return nil
+}
+
+// place tells both backends where they are.
+func (c *Config) place() {
+	if !c.Dev && c.Metastore.Oxia == "" && c.Dir == "" {
 		c.Dir = DefaultDir
 	}
 	c.Metastore.Memory, c.Objects.Memory = c.Dev, c.Dev
 	c.Metastore.Dir, c.Objects.Dir = c.Dir, c.Dir
-	if err := errors.Join(c.Metastore.Check(), c.Objects.Check()); err != nil {
-		return fmt.Errorf("storage: %w", err)
+}
+
+func (c *Config) checkBudgets() error {
+	const (
+		minLease = time.Second
+		minPool  = 16 << 20 // bytes: several of the largest batches
+	)
+	for _, b := range []struct {
+		flag  string
+		value int64
+	}{
+		{"--shards", int64(c.Sequencer.Shards)}, {"--flight-bytes", int64(c.ChainWriter.FlightBytes)},
+		{"--put-lanes", int64(c.ChainWriter.Lanes)}, {"--chain-backlog-flights", int64(c.ChainWriter.BacklogFlights)},
+		{"--tail-window-mib", c.Sequencer.TailWindowBytes}, {"--coordinates-mib", c.Sequencer.CoordinateBytes},
+		{"--cache-mib", c.Cache.Bytes}, {"--max-producer-sessions", int64(c.Sequencer.MaxSessions)},
+	} {
+		// 0 would mean the default, which is not what was asked for.
+		if b.value < 1 {
+			return fmt.Errorf("%s must be above 0", b.flag)
+		}
+	}
+	switch {
+	case c.Sequencer.LeaseTTL < minLease:
+		return fmt.Errorf("--lease-ttl must be at least %s", minLease)
+	case c.Sequencer.PoolBytes < minPool:
+		return fmt.Errorf("--append-pool-mib must be at least %d", minPool>>20)
+	case c.ChainWriter.PoolBytes < minPool:
+		return fmt.Errorf("--flight-pool-mib must be at least %d", minPool>>20)
 	}
 	return nil
 }
@@ -123,6 +161,7 @@ func (c *Config) FormerLivesDead() bool {
 }
 
 func (c *Config) withDefaults() {
+	c.place()
 	if c.Listen == "" {
 		c.Listen = "127.0.0.1:0"
 	}

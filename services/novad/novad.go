@@ -57,7 +57,7 @@ func Start(ctx context.Context, cfg Config) (_ *Node, err error) {
 			err = errors.Join(err, n.Close())
 		}
 	}()
-	if err := n.openStorage(ctx, t); err != nil {
+	if err := n.openStorage(ctx); err != nil {
 		return nil, err
 	}
 	if n.admin, err = n.group.OpenAdmin("novad"); err != nil {
@@ -87,7 +87,7 @@ func (n *Node) discover(t *telemetry.Telemetry) (discovery.Registry, error) {
 }
 
 // openStorage takes the directory, opens both stores and probes the objects.
-func (n *Node) openStorage(ctx context.Context, t *telemetry.Telemetry) (err error) {
+func (n *Node) openStorage(ctx context.Context) (err error) {
 	if n.cfg.Metastore.Dir != "" {
 		lock, err := node.LockDir(n.cfg.Metastore.Dir)
 		if err != nil {
@@ -95,21 +95,11 @@ func (n *Node) openStorage(ctx context.Context, t *telemetry.Telemetry) (err err
 		}
 		n.process.OnClose(lock.Close)
 	}
-	if n.meta, err = n.cfg.Metastore.Open(t); err != nil {
+	if n.meta, err = n.process.OpenMetastore(&n.cfg.Metastore, n.cfg.WrapMetastore); err != nil {
 		return err
 	}
-	if n.cfg.WrapMetastore != nil {
-		n.meta = n.cfg.WrapMetastore(n.meta)
-	}
-	n.process.OnClose(n.meta.Close)
-	if n.objects, err = n.cfg.Objects.Open(ctx, t); err != nil {
-		return err
-	}
-	if n.cfg.WrapObjects != nil {
-		n.objects = n.cfg.WrapObjects(n.objects)
-	}
-	n.process.OnClose(n.objects.Close)
-	return node.Probe(ctx, n.objects)
+	n.objects, err = n.process.OpenObjects(ctx, &n.cfg.Objects, n.cfg.WrapObjects)
+	return err
 }
 
 // add builds a service, opens its endpoint and starts both.
@@ -189,7 +179,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	log := n.process.Log
-	log.InfoContext(ctx, "open", "grpc", n.Addr(), "http", n.HTTPAddr(), "admin", n.AdminAddr(), "storage", cfg.storage(), "version", config.Version)
+	log.InfoContext(ctx, "serving", "grpc", n.Addr(), "http", n.HTTPAddr(), "admin", n.AdminAddr(), "storage", cfg.storage(), "version", config.Version)
 	begun := time.Now()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

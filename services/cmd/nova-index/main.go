@@ -23,7 +23,7 @@ func main() {
 		Check: func() error { return node.CheckAll(&s, &meta) },
 		Run: func(ctx context.Context) error {
 			return s.Run(ctx, func(_ context.Context, p *node.Process, _ string) (node.Part, error) {
-				store, err := p.OpenMetastore(&meta)
+				store, err := p.OpenMetastore(&meta, nil)
 				if err != nil {
 					return nil, err
 				}

@@ -24,7 +24,7 @@ func main() {
 		Check: func() error { return node.CheckAll(&s, &objects) },
 		Run: func(ctx context.Context) error {
 			return s.Run(ctx, func(ctx context.Context, p *node.Process, _ string) (node.Part, error) {
-				store, err := p.OpenObjects(ctx, &objects)
+				store, err := p.OpenObjects(ctx, &objects, nil)
 				if err != nil {
 					return nil, err
 				}
