@@ -80,7 +80,7 @@ func producer(path, id string, epoch, batchSeq uint64) error {
 func session(r *novapb.AppendSessionRequest) error {
 	switch m := r.GetMessage().(type) {
 	case *novapb.AppendSessionRequest_Open:
-		return first(named(m.Open), ulid("open.stream_id", m.Open.GetStreamId()),
+		return first(Bucket("open.bucket", m.Open.GetBucket()), StreamName("open.stream", m.Open.GetStream()), ulid("open.stream_id", m.Open.GetStreamId()),
 			producer("open.", m.Open.GetProducerId(), m.Open.GetProducerEpoch(), 0))
 	case *novapb.AppendSessionRequest_Batch:
 		return batch("batch.", m.Batch)
