@@ -94,6 +94,60 @@ func TestCreateBehindABucketDeleteUndoes(t *testing.T) {
 	}
 }
 
+// If such a creation dies before it undoes, its stream is in no bucket: the
+// reaper is led to it, at whatever point whoever leads it there dies.
+func TestStreamWithoutABucketIsDeleted(t *testing.T) {
+	orphan := func(w *world) *indexpb.Due {
+		w.bucket("bucket")
+		s, f := w.process()
+		other, _ := w.process()
+		f.Script(fault.Rule{Op: fault.Put, Prefix: "name/", Nth: 1, Hook: func(ctx context.Context, _ fault.Op, _ string) error {
+			return drop(ctx, other, "bucket")
+		}})
+		f.Script(fault.Rule{Op: fault.Get, Prefix: "bucket/", Nth: 2, Hook: func(context.Context, fault.Op, string) error {
+			f.KillAt(1, fault.Before)
+			return fault.ErrKilled
+		}})
+		ctx, cancel := context.WithCancel(w.t.Context())
+		defer cancel()
+		if _, err := create(ctx, s, "bucket", "s"); err == nil {
+			w.t.Fatal("the creation did not die")
+		}
+		w.pass(time.Hour)
+		due, err := other.ListDue(w.t.Context(), &indexpb.ListDueRequest{Queue: QueueCreate, Until: w.clock().UnixMilli(), Limit: 10})
+		if err != nil || len(due.GetDue()) != 1 || w.names("bucket") != 1 {
+			w.t.Fatalf("%d names, markers %v, %v", w.names("bucket"), due, err)
+		}
+		return due.GetDue()[0].GetDue()
+	}
+	var d *indexpb.Due
+	reap := func(ctx context.Context, s *Service) error {
+		_, err := s.RemoveOrphan(ctx, &indexpb.RemoveOrphanRequest{Bucket: d.GetBucket(), Stream: d.GetName(), StreamId: d.GetStreamId()})
+		return err
+	}
+	everyCrash(t,
+		func(w *world) { d = orphan(w) },
+		func(ctx context.Context, s *Service) { _ = reap(ctx, s) },
+		func(t *testing.T, w *world) {
+			s, _ := w.process()
+			if err := reap(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+			got, err := s.GetBucket(t.Context(), &indexpb.GetBucketRequest{Bucket: "bucket"})
+			if err != nil || got.GetBucket().GetState() != novapb.BucketState_BUCKET_STATE_DELETING {
+				t.Fatalf("%v, %v", got, err)
+			}
+			due, err := s.ListDue(t.Context(), &indexpb.ListDueRequest{Queue: QueueBucket, Until: w.clock().UnixMilli(), Limit: 10})
+			led := false
+			for _, v := range due.GetDue() {
+				led = led || v.GetDue().GetBucketId() == got.GetBucket().GetBucketId()
+			}
+			if err != nil || !led {
+				t.Fatalf("nothing leads the reaper to bucket %v: %v, %v", got, due, err)
+			}
+		})
+}
+
 // A delete without force that dies is begun again and finished, whatever it left.
 func TestBucketDeleteThatDiesConverges(t *testing.T) {
 	for _, full := range []bool{false, true} {

@@ -9,6 +9,7 @@ import (
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
 // A creator that is slower than OrphanAfter puts its name when the reaper has
@@ -70,4 +71,30 @@ func (s *Service) bury(ctx context.Context, n *indexpb.NameRecord, v metastore.V
 	}
 	_ = s.remove(ctx, dueKey(due.GetQueue(), due.GetAt(), due.GetDueId()), dueVersion) // else the reaper drops it
 	return nil
+}
+
+// adopt sees to a stream whose creator died before step 6 of CreateStream, when
+// its bucket was deleted before its name was there: the stream is in no bucket.
+// A bucket is made for it that is being deleted, with force, and the reaper
+// deletes both. That the row must be absent proves that there is no bucket; if
+// there is one, also a later one of the name, the stream is in that.
+func (s *Service) adopt(ctx context.Context, n *indexpb.NameRecord) error {
+	if _, _, err := s.bucket(ctx, n.GetBucket()); !reason.Is(err, reason.BucketNotFound) {
+		return err
+	}
+	r := &indexpb.BucketRecord{
+		Name: n.GetBucket(), BucketId: stream.NewID().String(), State: novapb.BucketState_BUCKET_STATE_DELETING,
+		CreatedAt: s.now().UnixMilli(), Config: bucketDefaults(nil), Attempt: stream.NewAttemptID().String(),
+	}
+	due := &indexpb.Due{
+		DueId: stream.NewID().String(), Queue: QueueBucket, At: s.now().UnixMilli(), Bucket: r.GetName(), BucketId: r.GetBucketId(), Attempt: r.GetAttempt(),
+	}
+	if _, err := s.put(ctx, dueKey(due.GetQueue(), due.GetAt(), due.GetDueId()), due, metastore.Absent); err != nil {
+		return err
+	}
+	_, err := s.put(ctx, bucketKey(r.GetName()), r, metastore.Absent)
+	if reason.Is(err, reason.VersionConflict) {
+		return nil // it has a bucket; the marker means another
+	}
+	return err
 }

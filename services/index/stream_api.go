@@ -27,7 +27,7 @@ const QueueCreate = "create"
 //  5. change the descriptor: proves that the reaper did not remove it between 2
 //     and 4, because it removes only the version that it saw without a name.
 //  6. change the bucket's row: proves that the bucket was not deleted before 4.
-//     If it was, the name is removed again.
+//     If it was, the name is removed again, or the marker leads the reaper to it.
 //  7. drop the marker; otherwise the reaper finds nothing to do.
 func (s *Service) CreateStream(ctx context.Context, req *indexpb.CreateStreamRequest) (*indexpb.CreateStreamResponse, error) {
 	for {
@@ -330,7 +330,7 @@ func (s *Service) removeOrphan(ctx context.Context, of *indexpb.StreamDescriptor
 		if gone || isGrave(&d) {
 			return s.bury(ctx, &n, nv)
 		}
-		return nil // it has its name
+		return s.adopt(ctx, &n) // it has its name
 	}
 	if !gone {
 		if err := s.remove(ctx, descriptorKey(of.GetStreamId()), v); err != nil {
