@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"log/slog"
 	"os"
 	"testing"
 	"time"
@@ -76,7 +75,7 @@ type single struct {
 
 func startSingle(t *testing.T, launch func(*testing.T) *novad.Node) *single {
 	s := &single{launch: launch, node: launch(t)}
-	t.Cleanup(func() { s.node.Close() })
+	t.Cleanup(func() { stopNode(t, s.node) })
 	awaitReady(t, s.node)
 	return s
 }
@@ -85,7 +84,7 @@ func (s *single) address() string { return s.node.Addr() }
 
 func (s *single) restart(t *testing.T) {
 	t.Helper()
-	s.node.Close()
+	stopNode(t, s.node)
 	s.node = s.launch(t)
 	awaitReady(t, s.node)
 }
@@ -101,10 +100,10 @@ func newStorage() storage { return storage{objects: mem.New(), metadata: metamem
 // config is that of a node over this storage.
 func (s storage) config(t *testing.T, args ...string) novad.Config {
 	cfg := nodeConfig(t, append([]string{"--dev"}, args...)...)
-	cfg.Objects = func(own objectstore.Store) objectstore.Store {
+	cfg.WrapObjects = func(own objectstore.Store) objectstore.Store {
 		return keptObjects{s.objects, own}
 	}
-	cfg.Metadata = func(own metastore.Store) metastore.Store {
+	cfg.WrapMetastore = func(own metastore.Store) metastore.Store {
 		return keptMetadata{s.metadata, own}
 	}
 	return cfg
@@ -131,29 +130,21 @@ func nodeConfig(t *testing.T, args ...string) novad.Config {
 	var cfg novad.Config
 	var complaint bytes.Buffer
 	code := config.Program{
-		Name: "novad", Flags: cfg.Flags, Check: cfg.Complete,
+		Name: "novad", Flags: cfg.Flags, Check: cfg.Check,
 		Run: func(context.Context) error { return nil },
-	}.Execute(t.Context(), append([]string{"--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", "--node-id", "node"}, args...), nil, &complaint, &complaint)
+	}.Execute(t.Context(), append([]string{"--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--metrics-listen", "", "--node-id", "node", "--log-level", logLevel()}, args...), nil, &complaint, &complaint)
 	if code != 0 {
 		t.Fatalf("novad %v: %s", args, complaint.String())
 	}
-	cfg.Log = slog.New(slog.NewTextHandler(testLog{t}, &slog.HandlerOptions{Level: logLevel()}))
 	return cfg
 }
 
-// logLevel is INFO if NOVA_TEST_LOG is set: for looking at one failure.
-func logLevel() slog.Level {
-	if os.Getenv("NOVA_TEST_LOG") != "" {
-		return slog.LevelInfo
+// logLevel may be lowered, for looking at one failure.
+func logLevel() string {
+	if level := os.Getenv("NOVA_TEST_LOG"); level != "" {
+		return level
 	}
-	return slog.LevelError
-}
-
-type testLog struct{ t *testing.T }
-
-func (l testLog) Write(p []byte) (int, error) {
-	l.t.Log(string(bytes.TrimSpace(p)))
-	return len(p), nil
+	return "error"
 }
 
 func startNode(t *testing.T, cfg novad.Config) *novad.Node {
@@ -164,6 +155,13 @@ func startNode(t *testing.T, cfg novad.Config) *novad.Node {
 		t.Fatalf("start: %v", err)
 	}
 	return n
+}
+
+func stopNode(t *testing.T, n *novad.Node) {
+	t.Helper()
+	if err := n.Close(); err != nil {
+		t.Errorf("stop: %v", err)
+	}
 }
 
 func awaitReady(t *testing.T, n *novad.Node) {
