@@ -79,6 +79,19 @@ func (s *Store) AbsorbTo(ctx context.Context, c stream.ChainID, to stream.Slot) 
 	return from, nil
 }
 
+// Holds reports whether anything is in a slot: the cheapest question about an
+// idle chain, one small read.
+func (s *Store) Holds(ctx context.Context, c stream.ChainID, slot stream.Slot) (bool, error) {
+	_, err := s.reg.Read(ctx, c, slot, objectstore.Range{Length: 1})
+	if errors.Is(err, objectstore.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("slot %d of chain %s: %w", slot, c, err)
+	}
+	return true, nil
+}
+
 // errNothing means that the next slot is not committed.
 var errNothing = fmt.Errorf("the next slot is not committed: %w", objectstore.ErrUnavailable)
 

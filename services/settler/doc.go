@@ -2,7 +2,12 @@
 // slots into directories, so that recovery and opening streams read few objects
 // and the chain-writer's backlog stays small.
 //
-// Several settlers share the chains by rendezvous hashing; two that work on one
-// chain at once do no harm (libs/chain). An idle chain costs one small read
-// every few seconds; a chain that is sealed and absorbed costs nothing.
+// Invariants kept here:
+//   - Several settlers share the chains by rendezvous hashing. Two that work on
+//     one chain at once do no harm: libs/chain decides by compare-and-set.
+//   - A chain is absorbed when a window is full, or the oldest slot has waited for
+//     Config.Interval; one that fails does not hold up the others.
+//   - An idle open chain costs one small read per interval, one that is sealed
+//     and absorbed nothing. Chains are listed from the oldest that needs work
+//     (I7); only once an hour all of them, for those that a wrong clock dated back.
 package settler

@@ -4,51 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/discovery"
-	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/settler/v1"
 )
-
-// Config holds a settler's settings. Zero values take the defaults.
-type Config struct {
-	// NodeID names the node, as discovery shows it.
-	NodeID string
-	// Interval is how often chains are looked at, default 5 s: what was committed
-	// since then is absorbed, full window or not.
-	Interval time.Duration
-}
-
-// Registry is the part of discovery that a settler uses.
-type Registry interface {
-	Nodes(ctx context.Context, s discovery.Service) ([]discovery.Node, error)
-}
-
-// Deps are what a settler works with.
-type Deps struct {
-	Objects  objectstore.Store
-	Index    indexpb.IndexServiceClient
-	Registry Registry
-	Log      *slog.Logger
-	Meter    metric.Meter
-	Now      func() time.Time // default time.Now
-}
 
 // Service is one settler.
 type Service struct {
@@ -56,49 +29,43 @@ type Service struct {
 
 	cfg      Config
 	chains   *chain.Store
-	index    *catalog.Client
+	index    indexpb.IndexServiceClient
 	registry Registry
 	log      *slog.Logger
 	now      func() time.Time
-	absorbed metric.Int64Counter
+	metrics  *metrics
+	workers  chan struct{} // a token per chain worked on
 
-	mu sync.Mutex
-	// progress is absorbed_to of the chains looked after.
-	progress map[string]uint64
-	// finished holds chains that need nothing any more.
-	finished map[string]bool
+	listing listing // of Run alone
+
+	mu      sync.Mutex
+	tracked map[string]*tracked // the chains that fall to this settler and need work
 }
 
-// New returns a settler.
+// New returns a settler. Run MUST be called, and ends what it starts.
 func New(cfg Config, deps Deps) (*Service, error) {
-	if cfg.Interval == 0 {
-		cfg.Interval = 5 * time.Second
-	}
+	cfg = cfg.withDefaults()
 	if deps.Objects == nil || deps.Index == nil || deps.Registry == nil {
 		return nil, errors.New("settler: object store, index and registry are needed")
 	}
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	if deps.Meter == nil {
-		deps.Meter = noop.Meter{}
-	}
 	if deps.Now == nil {
 		deps.Now = time.Now
 	}
-	absorbed, err := deps.Meter.Int64Counter("nova.settler.absorbed.slots", metric.WithUnit("{slot}"), metric.WithDescription("Slots absorbed into directories."))
-	if err != nil {
-		return nil, fmt.Errorf("settler: metrics: %w", err)
-	}
-	index := catalog.New(deps.Index)
-	chains, err := chain.New(chain.Config{Log: deps.Log, Now: deps.Now}, deps.Objects, index)
+	chains, err := chain.New(chain.Config{Log: deps.Log, Now: deps.Now}, deps.Objects, catalog.New(deps.Index))
 	if err != nil {
 		return nil, fmt.Errorf("settler: %w", err)
 	}
-	return &Service{
-		cfg: cfg, chains: chains, index: index, registry: deps.Registry, log: deps.Log, now: deps.Now,
-		absorbed: absorbed, progress: map[string]uint64{}, finished: map[string]bool{},
-	}, nil
+	s := &Service{
+		cfg: cfg, chains: chains, index: deps.Index, registry: deps.Registry, log: deps.Log, now: deps.Now,
+		workers: make(chan struct{}, cfg.Workers), tracked: map[string]*tracked{},
+	}
+	if s.metrics, err = newMetrics(deps.Meter, s.load); err != nil {
+		return nil, fmt.Errorf("settler: metrics: %w", err)
+	}
+	return s, nil
 }
 
 // Register adds the service's RPCs.
@@ -107,97 +74,155 @@ func (s *Service) Register(r grpc.ServiceRegistrar) { settlerpb.RegisterSettlerS
 // Ready returns nil: a settler serves nobody's request.
 func (s *Service) Ready() error { return nil }
 
-// Run absorbs until ctx ends.
+// Run absorbs until ctx ends and the work under way has stopped.
 func (s *Service) Run(ctx context.Context) error {
-	tick := time.NewTicker(s.cfg.Interval)
+	defer s.chains.Close()
+	var work sync.WaitGroup
+	defer work.Wait()
+	tick := time.NewTicker(s.cfg.Probe)
 	defer tick.Stop()
+	var listed time.Time
 	for {
+		if now := s.now(); now.Sub(listed) >= s.cfg.Interval {
+			listed = now
+			if err := s.list(ctx); err != nil && ctx.Err() == nil {
+				// What is tracked is worked on meanwhile.
+				s.log.WarnContext(ctx, "chains cannot be listed", "err", err)
+			}
+		}
+		for _, t := range s.due() {
+			select {
+			case s.workers <- struct{}{}:
+				work.Go(func() {
+					defer func() { <-s.workers }()
+					s.look(ctx, t)
+				})
+			case <-ctx.Done():
+				return nil
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 		}
-		if err := s.round(ctx); err != nil && ctx.Err() == nil {
-			s.log.WarnContext(ctx, "settle round", "err", err)
-		}
 	}
 }
 
-// round absorbs what the chains that fall to this settler have committed.
-func (s *Service) round(ctx context.Context) error {
+// listing is what a settler knows of all chains.
+type listing struct {
+	nodes []discovery.Node
+	from  stream.ChainID // none below it needs work
+	whole time.Time      // when all were listed last
+}
+
+const (
+	// clockSkew is how far a new chain's id may be dated back to be found at once.
+	clockSkew = time.Hour
+	// wholeEvery is how often all chains are listed.
+	wholeEvery = time.Hour
+	// pageLimit is how many chains are listed at once.
+	pageLimit = 500
+)
+
+// list brings tracked up to date: chains that are open, or sealed and not wholly
+// absorbed, and fall to this settler.
+func (s *Service) list(ctx context.Context) error {
+	l := &s.listing
 	nodes, err := s.registry.Nodes(ctx, discovery.Settler)
 	if err != nil {
-		return fmt.Errorf("list settlers: %w", err)
+		s.log.WarnContext(ctx, "settlers cannot be listed; the last known count", "err", err)
+	} else {
+		l.nodes = nodes
 	}
-	return s.index.EachChain(ctx, func(r *indexpb.Chain) error {
-		id := r.GetChainId()
-		s.mu.Lock()
-		done := s.finished[id]
-		s.mu.Unlock()
-		if done || !s.mine(nodes, id) {
-			return nil
+	now := s.now()
+	after, whole := l.from, l.whole.IsZero() || now.Sub(l.whole) >= wholeEvery
+	if whole {
+		after = stream.ChainID{}
+	}
+	oldest := chain.IDFloor(now.Add(-clockSkew))
+	needed := map[string]*indexpb.Chain{}
+	for cursor := after.String(); ; {
+		res, err := s.index.ListChains(ctx, &indexpb.ListChainsRequest{StartAfter: cursor, Limit: pageLimit})
+		if err != nil {
+			return err
 		}
-		if r.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN && r.GetAbsorbedTo() >= r.GetCut() {
-			s.mu.Lock()
-			s.finished[id] = true
-			delete(s.progress, id)
-			s.mu.Unlock()
-			return nil
+		for _, v := range res.GetChains() {
+			c := v.GetChain()
+			cursor = c.GetChainId()
+			if c.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN && c.GetAbsorbedTo() >= c.GetCut() {
+				continue
+			}
+			id, err := stream.ParseChainID(c.GetChainId())
+			if err != nil {
+				s.log.ErrorContext(ctx, "a chain has no id", "err", err)
+				continue
+			}
+			if before := justBefore(id); strings.Compare(before.String(), oldest.String()) < 0 {
+				oldest = before
+			}
+			if s.mine(c.GetChainId()) {
+				needed[c.GetChainId()] = c
+			}
 		}
-		if _, err := s.absorb(ctx, id); err != nil && ctx.Err() == nil {
-			// One chain that fails must not stop the others.
-			s.log.WarnContext(ctx, "absorb", "chain", id, "err", err)
+		if !res.GetHasMore() {
+			break
 		}
-		return ctx.Err()
-	})
+	}
+	l.from = oldest
+	if whole {
+		l.whole = now
+	}
+	s.track(needed)
+	return nil
 }
 
-func (s *Service) absorb(ctx context.Context, id string) (uint64, error) {
-	c, err := stream.ParseChainID(id)
-	if err != nil {
-		return 0, reason.Field("chain_id", err.Error())
+// justBefore returns an id that sorts before id.
+func justBefore(id stream.ChainID) stream.ChainID {
+	for i := len(id) - 1; i >= 0; i-- {
+		id[i]--
+		if id[i] != 0xff {
+			return id
+		}
 	}
-	to, err := s.chains.Absorb(ctx, c)
-	if err != nil {
-		return 0, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if before := s.progress[id]; uint64(to) > before {
-		s.absorbed.Add(ctx, int64(uint64(to)-before))
-	}
-	s.progress[id] = uint64(to)
-	return uint64(to), nil
+	return stream.ChainID{}
 }
 
 // mine says whether a chain falls to this settler; it counts itself even while
 // discovery does not show it.
-func (s *Service) mine(nodes []discovery.Node, chain string) bool {
-	own := score(chain, s.cfg.NodeID)
-	for _, n := range nodes {
-		if n.ID != s.cfg.NodeID && score(chain, n.ID) > own {
+func (s *Service) mine(chainID string) bool {
+	own := score(chainID, s.cfg.NodeID)
+	for _, n := range s.listing.nodes {
+		if n.ID != s.cfg.NodeID && n.Meta["draining"] == "" && score(chainID, n.ID) > own {
 			return false
 		}
 	}
 	return true
 }
 
-func score(key, node string) uint64 {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(node + "\x00" + key))
-	return h.Sum64()
-}
-
 // Absorb absorbs what a chain has committed now.
 func (s *Service) Absorb(ctx context.Context, req *settlerpb.AbsorbRequest) (*settlerpb.AbsorbResponse, error) {
-	to, err := s.absorb(ctx, req.GetChainId())
+	id, err := stream.ParseChainID(req.GetChainId())
 	if err != nil {
-		if reason.Code(err) == codes.Unknown {
-			err = reason.New(codes.Unavailable, reason.StorageDown, err.Error())
-		}
-		return nil, err
+		return nil, reason.Field("chain_id", err.Error())
 	}
-	return &settlerpb.AbsorbResponse{AbsorbedTo: to}, nil
+	to, err := s.chains.Absorb(ctx, id)
+	if err != nil {
+		return nil, status(err)
+	}
+	s.absorbed(ctx, req.GetChainId(), to)
+	return &settlerpb.AbsorbResponse{AbsorbedTo: uint64(to)}, nil
+}
+
+// status gives an error of the chain library its code.
+func status(err error) error {
+	switch {
+	case reason.Code(err) != codes.Unknown:
+		return reason.Annotate(err, "absorb")
+	case errors.Is(err, chain.ErrBroken), errors.Is(err, chain.ErrForeign), errors.Is(err, bundle.ErrCorrupt):
+		return reason.New(codes.DataLoss, reason.ChecksumMismatch, err.Error())
+	}
+	return reason.New(codes.Unavailable, reason.StorageDown, err.Error())
 }
 
 // GetProgress returns how far the chains looked after are.
@@ -205,8 +230,8 @@ func (s *Service) GetProgress(context.Context, *settlerpb.GetProgressRequest) (*
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := &settlerpb.GetProgressResponse{}
-	for id, to := range s.progress {
-		out.Chains = append(out.Chains, &settlerpb.ChainProgress{ChainId: id, AbsorbedTo: to})
+	for id, t := range s.tracked {
+		out.Chains = append(out.Chains, &settlerpb.ChainProgress{ChainId: id, AbsorbedTo: uint64(t.from), Backlog: t.backlog()})
 	}
 	slices.SortFunc(out.Chains, func(a, b *settlerpb.ChainProgress) int { return strings.Compare(a.GetChainId(), b.GetChainId()) })
 	return out, nil
