@@ -17,6 +17,10 @@ import (
 // chunkTarget ends a chunk, in bytes of records: a read fetches whole chunks.
 const chunkTarget = 1 << 20
 
+// maxChunkBatches ends a chunk of many small batches, well below the format's
+// limit, so that its header stays small beside its records.
+const maxChunkBatches = 256
+
 // pump numbers what is queued until the queue is empty. One pump at a time
 // works on a stream, so that numbers are given in one order; it owns
 // st.assigned. While it encodes, new requests gather and share the next chunk.
@@ -174,7 +178,7 @@ func (n *numbering) tail() stream.Seq {
 // gather numbers an append's records and puts them into the chunk.
 func (n *numbering) gather(r *request) {
 	a := &n.st.assigned
-	if n.size > 0 && n.size+r.size > chunkTarget {
+	if len(n.batches) > 0 && (n.size+r.size > chunkTarget || len(n.batches) == maxChunkBatches) {
 		n.flush()
 	}
 	if len(n.batches) == 0 {
