@@ -255,6 +255,7 @@ func TestLiesAreDetected(t *testing.T) {
 		"many records":         func(h *Header) { h.Batches[0].Count = 1000 },
 		"earlier":              func(h *Header) { h.Batches[0].FirstTimestamp-- },
 		"later":                func(h *Header) { h.Batches[1].LastTimestamp++ },
+		"second batch earlier": func(h *Header) { h.Batches[1].FirstTimestamp-- },
 		"decreasing":           func(h *Header) { h.Batches[1].FirstTimestamp = 5 },
 		"seal before the end":  func(h *Header) { h.Batches[0].Seal = true },
 		"numbers that wrap":    func(h *Header) { h.BaseSeq = ^stream.Seq(0) },
@@ -297,6 +298,7 @@ func TestDecompressionBombs(t *testing.T) {
 		"two frames":                  withPayload(h, CompressionZstd, 100_000, append(zeros(100_000), zeros(100_000)...)),
 		"plain, says less than it is": withPayload(h, CompressionNone, 10, make([]byte, 11)),
 	} {
+		_, _, _ = Decode(b) // the decoder's own buffers come once
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		_, _, err := Decode(b)
@@ -304,7 +306,7 @@ func TestDecompressionBombs(t *testing.T) {
 		if !errors.Is(err, ErrCorrupt) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if n := after.TotalAlloc - before.TotalAlloc; n > 2*MaxRawBytes {
+		if n := after.TotalAlloc - before.TotalAlloc; n > 1<<20 {
 			t.Errorf("%s: %d bytes allocated to refuse it", name, n)
 		}
 	}
