@@ -198,15 +198,16 @@ func (c *call) end(err error, took time.Duration) {
 	c.span.End()
 }
 
-// write logs the call: failures at the server at info, or at warn when they
-// are the server's; the rest at debug.
+// write logs the call: at warn what the server could not do, at info what the
+// caller must do differently, at debug the rest. Answers that are part of how
+// services talk (no such row, another version, not the leader) are the rest.
 func (c *call) write(err error, code codes.Code, took time.Duration) {
 	level := slog.LevelDebug
 	switch {
-	case c.o.side == client || err == nil || code == codes.Canceled:
+	case c.o.side == client:
 	case blames(code):
 		level = slog.LevelWarn
-	default:
+	case refuses(code):
 		level = slog.LevelInfo
 	}
 	if !c.o.log.Enabled(c.ctx, level) {
@@ -227,6 +228,15 @@ func (c *call) write(err error, code codes.Code, took time.Duration) {
 func blames(c codes.Code) bool {
 	switch c {
 	case codes.Unknown, codes.Internal, codes.DataLoss, codes.Unavailable, codes.DeadlineExceeded, codes.Unimplemented:
+		return true
+	}
+	return false
+}
+
+// refuses reports whether a code says that the caller itself is wrong.
+func refuses(c codes.Code) bool {
+	switch c {
+	case codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.ResourceExhausted:
 		return true
 	}
 	return false

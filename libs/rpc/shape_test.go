@@ -156,8 +156,9 @@ func TestErrors(t *testing.T) {
 		message string
 		logged  string
 	}{
-		{"status with details", reason.New(codes.FailedPrecondition, reason.SeqMismatch, "not next", reason.KeyTail, "7"), codes.FailedPrecondition, "not next", "level=INFO"},
-		{"wrapped status", fmt.Errorf("append: %w", reason.New(codes.Aborted, reason.Fenced, "fenced")), codes.Aborted, "append: rpc error: code = Aborted desc = fenced", "level=INFO"},
+		{"status with details", reason.New(codes.FailedPrecondition, reason.SeqMismatch, "not next", reason.KeyTail, "7"), codes.FailedPrecondition, "not next", "level=DEBUG"},
+		{"wrapped status", fmt.Errorf("append: %w", reason.New(codes.Aborted, reason.Fenced, "fenced")), codes.Aborted, "append: rpc error: code = Aborted desc = fenced", "level=DEBUG"},
+		{"bad field", reason.Field("bucket", "too long"), codes.InvalidArgument, "bucket: too long", "level=INFO"},
 		{"unavailable", reason.New(codes.Unavailable, reason.NoLeader, "soon"), codes.Unavailable, "soon", "level=WARN"},
 		{"bare", secret, codes.Internal, "internal error", "swordfish"},
 		{"deadline", fmt.Errorf("put %w: %w", context.DeadlineExceeded, secret), codes.DeadlineExceeded, "the deadline passed", "swordfish"},
