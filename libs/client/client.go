@@ -4,17 +4,18 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
-	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -37,7 +38,7 @@ type Options struct {
 	// Token is sent as a bearer token with every call; it needs TLS unless the
 	// address is on loopback.
 	Token string
-	// Dial are further options of grpc.
+	// Dial are further options of grpc, for example a stats handler that traces.
 	Dial []grpc.DialOption
 }
 
@@ -62,6 +63,9 @@ func Dial(address string, o Options) (*Client, error) {
 		}),
 	}
 	if o.Token != "" {
+		if o.TLS == nil && !onLoopback(address) {
+			return nil, fmt.Errorf("connect to %s: a token is only sent over TLS, or on loopback", address)
+		}
 		dial = append(dial, grpc.WithPerRPCCredentials(bearer{token: o.Token, secure: o.TLS != nil}))
 	}
 	conn, err := grpc.NewClient(address, append(dial, o.Dial...)...)
@@ -101,25 +105,36 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 
 func (b bearer) RequireTransportSecurity() bool { return b.secure }
 
-// temporary reports whether a failed call may succeed when it is made again.
-func temporary(err error) bool {
-	switch reason.Code(err) {
-	case codes.Unavailable, codes.ResourceExhausted, codes.Aborted, codes.DeadlineExceeded, codes.Unknown, codes.Internal, codes.Canceled:
-		// FENCED is ABORTED by its code, and final.
-		return !reason.Is(err, reason.Fenced)
+// onLoopback reports whether an address is certainly on this machine.
+func onLoopback(address string) bool {
+	if strings.HasPrefix(address, "unix:") {
+		return true
 	}
-	return false
+	if scheme, rest, ok := strings.Cut(address, ":///"); ok && (scheme == "dns" || scheme == "passthrough") {
+		address = rest
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = address
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// pause waits before try n, from 0, with jitter; false when ctx ended first.
-func pause(ctx context.Context, n int) bool {
-	d := min(20*time.Millisecond<<min(n, 6), time.Second)
-	t := time.NewTimer(d/2 + rand.N(d))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
+// AppendSize returns the bytes of a record that count against the limits of a
+// record and a batch.
+func AppendSize(r *novapb.AppendRecord) int {
+	rec := stream.Record{Headers: headersOf(r.GetHeaders()), Body: r.GetBody()}
+	return rec.Size()
+}
+
+func headersOf(in []*novapb.Header) []stream.Header {
+	if len(in) == 0 {
+		return nil
 	}
+	out := make([]stream.Header, len(in))
+	for i, h := range in {
+		out[i] = stream.Header{Name: h.GetName(), Value: h.GetValue()}
+	}
+	return out
 }

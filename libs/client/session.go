@@ -4,12 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"time"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
@@ -22,30 +18,43 @@ type SessionConfig struct {
 	// StreamID, a ULID: fail if the name means another stream. After the first
 	// connection the session keeps to the stream it found.
 	StreamID string
-	// Producer names the session, 1..64 bytes, default a fresh ULID. With a name
-	// of its own choosing a caller must also give Epoch, higher than any before.
+	// Producer names the session, 1..64 bytes, default a fresh ULID.
 	Producer string
-	Epoch    uint64
+	// Epoch fences sessions of the same Producer with lower ones, and starts its
+	// batch numbers anew. Default, with a Producer: the present time in
+	// milliseconds, so that a later run fences an earlier one.
+	Epoch uint64
 	// MatchSeq: the first batch must get this number.
 	MatchSeq *uint64
 	// FencingToken of every batch.
 	FencingToken *string
-	// Patience is how long a session that makes no progress tries again, default
-	// 2 min.
+	// Patience is how long a session that waits for an acknowledgement and gets
+	// none tries again, default 2 min.
 	Patience time.Duration
+	// Silence is how long a connection may owe an answer before another is made,
+	// default 45 s: servers answer within 30 s, be it with UNKNOWN.
+	Silence time.Duration
 	// Window limits the batches sent and not acknowledged, default and at most
 	// 16: as many as the stream remembers of a producer.
 	Window int
+	// WindowBytes limits the headers and bodies held until they are
+	// acknowledged, default 24 MiB. One batch may always be sent.
+	WindowBytes int
 	// Acked, if set, is called for each batch in order, from the session's own
-	// goroutine. It must not block for long.
+	// goroutine: it must not block for long, nor wait for the session.
 	Acked func(*novapb.AppendAck)
 }
 
-// maxWindow is how many of its last batches a stream remembers of a producer.
-const maxWindow = 16
+const (
+	defaultPatience    = 2 * time.Minute
+	defaultSilence     = 45 * time.Second
+	defaultWindowBytes = 24 << 20
+	// maxWindow is how many of its last batches a stream remembers of a producer.
+	maxWindow = 16
+)
 
 // Session appends batches in order, each stored once. Send may be called from
-// one goroutine at a time.
+// one goroutine at a time, the rest from any.
 type Session struct {
 	client *Client
 	cfg    SessionConfig
@@ -56,97 +65,156 @@ type Session struct {
 	mu      sync.Mutex
 	changed *sync.Cond
 	unacked []*batch // in order
-	sent    int      // of unacked, on the present connection
+	bytes   int      // of unacked
+	sent    int      // of unacked, from the first on: handed to the present connection
+	tried   int      // of unacked, from the first on: handed to an earlier connection
 	next    uint64   // batch_seq
 	closing bool
 	err     error // set once: the session is over
-
-	acked    uint64 // batches
-	firstSeq uint64 // of the first acknowledged record
-	nextSeq  uint64 // after the last acknowledged record
-	progress time.Time
+	stored  Progress
+	moved   time.Time // since when the first of unacked is the first
 }
 
 type batch struct {
 	seq     uint64
 	records []*novapb.AppendRecord
+	size    int
 	match   *uint64
 	seal    bool
 }
 
-// Progress says what a session has stored.
+// Progress says what a session has stored for certain.
 type Progress struct {
 	Batches  uint64
 	Records  uint64
-	FirstSeq uint64 // valid when Records > 0
-	NextSeq  uint64
+	FirstSeq uint64 // of the first record; valid when Records > 0
+	// NextSeq is one more than the number of the last record. Others may have
+	// appended in between: NextSeq - FirstSeq can exceed Records.
+	NextSeq uint64
 }
 
-// OpenSession returns a session; it connects in the background.
+// OpenSession returns a session; it connects when there is something to send.
+// Close MUST follow. The end of ctx ends the session as a failure.
 func (c *Client) OpenSession(ctx context.Context, cfg SessionConfig) *Session {
 	if cfg.Producer == "" {
 		cfg.Producer = stream.NewID().String()
+	} else if cfg.Epoch == 0 {
+		cfg.Epoch = uint64(time.Now().UnixMilli())
 	}
-	if cfg.Patience == 0 {
-		cfg.Patience = 2 * time.Minute
+	if cfg.Patience <= 0 {
+		cfg.Patience = defaultPatience
 	}
+	if cfg.Silence <= 0 {
+		cfg.Silence = defaultSilence
+	}
+	cfg.Silence = min(cfg.Silence, cfg.Patience)
 	if cfg.Window <= 0 || cfg.Window > maxWindow {
 		cfg.Window = maxWindow
 	}
-	s := &Session{client: c, cfg: cfg, done: make(chan struct{}), progress: time.Now()}
+	if cfg.WindowBytes <= 0 {
+		cfg.WindowBytes = defaultWindowBytes
+	}
+	s := &Session{client: c, cfg: cfg, done: make(chan struct{})}
 	s.changed = sync.NewCond(&s.mu)
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	go s.run()
 	return s
 }
 
+// Append stores one batch, once, as a session of its own: it tries again what
+// fails in passing. cfg.Acked is not called.
+func (c *Client) Append(ctx context.Context, cfg SessionConfig, records []*novapb.AppendRecord) (*novapb.AppendAck, error) {
+	var got *novapb.AppendAck
+	cfg.Acked = func(a *novapb.AppendAck) { got = a }
+	s := c.OpenSession(ctx, cfg)
+	// What fails Send fails Close too.
+	_ = s.Send(ctx, records)
+	if _, err := s.Close(ctx); err != nil {
+		return nil, err
+	}
+	return got, nil
+}
+
 // Send puts a batch in line and returns once there is room for it in the
 // window; the records must not be changed afterwards. An error means that the
-// session is over: see Close for what was stored.
+// batch was not taken: the session is over, or ctx is. See Close for what was
+// stored.
 func (s *Session) Send(ctx context.Context, records []*novapb.AppendRecord) error {
 	return s.send(ctx, records, false)
 }
 
-// SendSealing is Send, and closes the stream with the batch.
+// SendSealing is Send, and closes the stream with the batch, which may be empty.
 func (s *Session) SendSealing(ctx context.Context, records []*novapb.AppendRecord) error {
 	return s.send(ctx, records, true)
 }
 
 func (s *Session) send(ctx context.Context, records []*novapb.AppendRecord, seal bool) error {
-	stop := context.AfterFunc(ctx, func() {
-		s.mu.Lock()
-		s.changed.Broadcast()
-		s.mu.Unlock()
-	})
-	defer stop()
+	b := &batch{records: records, seal: seal}
+	for _, r := range records {
+		b.size += AppendSize(r)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.unacked) >= s.cfg.Window && s.err == nil && ctx.Err() == nil {
-		s.changed.Wait()
-	}
+	err := s.await(ctx, func() bool {
+		return len(s.unacked) == 0 || len(s.unacked) < s.cfg.Window && s.bytes+b.size <= s.cfg.WindowBytes
+	})
 	switch {
 	case s.err != nil:
 		return s.err
-	case ctx.Err() != nil:
-		return ctx.Err()
+	case err != nil:
+		return err
 	case s.closing:
 		return errors.New("send on a closed session")
 	}
-	b := &batch{seq: s.next, records: records, seal: seal}
+	b.seq = s.next
 	if s.next == 0 {
+		// Later batches follow by their batch_seq.
 		b.match = s.cfg.MatchSeq
 	}
 	if len(s.unacked) == 0 {
-		s.progress = time.Now()
+		s.moved = time.Now()
 	}
 	s.next++
+	s.bytes += b.size
 	s.unacked = append(s.unacked, b)
 	s.changed.Broadcast()
 	return nil
 }
 
+// Flush waits until everything sent so far is acknowledged.
+func (s *Session) Flush(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	due := s.next
+	err := s.await(ctx, func() bool { return s.stored.Batches >= due })
+	if s.err != nil {
+		return s.err
+	}
+	return err
+}
+
+// await waits, with mu held, until ready, or the session or ctx ended.
+func (s *Session) await(ctx context.Context, ready func() bool) error {
+	stop := context.AfterFunc(ctx, s.wake)
+	defer stop()
+	for !ready() && s.err == nil && ctx.Err() == nil {
+		s.changed.Wait()
+	}
+	return ctx.Err()
+}
+
+func (s *Session) wake() {
+	s.mu.Lock()
+	s.changed.Broadcast()
+	s.mu.Unlock()
+}
+
+// Done is closed when the session is over: it failed, or Close is complete.
+func (s *Session) Done() <-chan struct{} { return s.done }
+
 // Close waits until everything sent is acknowledged, or the session failed, or
-// ctx ended, and returns what is certainly stored, with the failure.
+// ctx ended. It returns what is stored for certain, and a *SessionError that
+// says what became of the rest.
 func (s *Session) Close(ctx context.Context) (Progress, error) {
 	s.mu.Lock()
 	s.closing = true
@@ -161,58 +229,43 @@ func (s *Session) Close(ctx context.Context) (Progress, error) {
 	s.cancel()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.progressLocked(), s.err
+	return s.stored, s.err
 }
 
-// Progress returns what is certainly stored by now.
+// Progress returns what is stored for certain by now.
 func (s *Session) Progress() Progress {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.progressLocked()
-}
-
-func (s *Session) progressLocked() Progress {
-	return Progress{Batches: s.acked, Records: s.nextSeq - s.firstSeq, FirstSeq: s.firstSeq, NextSeq: s.nextSeq}
+	return s.stored
 }
 
 // run keeps a connection until everything is acknowledged and the session
 // closed, or it fails for good.
 func (s *Session) run() {
 	defer close(s.done)
-	stop := context.AfterFunc(s.ctx, func() {
-		s.mu.Lock()
-		s.changed.Broadcast()
-		s.mu.Unlock()
-	})
+	stop := context.AfterFunc(s.ctx, s.wake)
 	defer stop()
 	for try := 0; s.wanted(); try++ {
 		before := s.Progress().Batches
-		err := s.connection()
-		if err == nil {
-			continue
-		}
+		err := s.connect()
 		if s.Progress().Batches > before {
 			try = 0
 		}
-		if s.ctx.Err() != nil {
-			s.fail(fmt.Errorf("append: %w", s.ctx.Err()))
+		switch {
+		case err == nil:
+			continue
+		case s.ctx.Err() != nil:
+			s.fail(s.ctx.Err())
 			return
-		}
-		if !temporary(err) {
+		case !temporary(err):
 			s.fail(err)
 			return
-		}
-		s.mu.Lock()
-		stuck := time.Since(s.progress) > s.cfg.Patience
-		s.mu.Unlock()
-		if stuck {
-			s.fail(fmt.Errorf("no progress for %s: %w", s.cfg.Patience, err))
+		case s.impatient():
+			s.fail(fmt.Errorf("no acknowledgement for %s: %w", s.cfg.Patience, err))
 			return
 		}
-		if !pause(s.ctx, try) {
-			s.fail(fmt.Errorf("append: %w", s.ctx.Err()))
-			return
-		}
+		// The end of ctx is seen by wanted.
+		_ = pause(s.ctx, try, err)
 	}
 }
 
@@ -223,129 +276,53 @@ func (s *Session) wanted() bool {
 	for len(s.unacked) == 0 && !s.closing && s.ctx.Err() == nil {
 		s.changed.Wait()
 	}
-	if s.ctx.Err() != nil && s.err == nil && !(s.closing && len(s.unacked) == 0) {
-		s.err = fmt.Errorf("append: %w", s.ctx.Err())
+	if len(s.unacked) == 0 && s.closing {
+		return false
 	}
-	return s.err == nil && len(s.unacked) > 0
+	if err := s.ctx.Err(); err != nil {
+		s.failLocked(err)
+		return false
+	}
+	return true
 }
 
-func (s *Session) fail(err error) {
+// impatient reports whether the first batch waits for too long.
+func (s *Session) impatient() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.err = err
+	return len(s.unacked) > 0 && time.Since(s.moved) >= s.cfg.Patience
+}
+
+func (s *Session) fail(cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failLocked(cause)
+}
+
+// failLocked ends the session. A batch that was refused for certain takes those
+// after it along, since their batch_seq cannot be accepted any more.
+func (s *Session) failLocked(cause error) {
+	outcome := reason.Unknown
+	var refused *refusal
+	switch {
+	case s.sent == 0 && s.tried == 0:
+		outcome = reason.NotCommitted // it never left
+	case !errors.As(cause, &refused) || refused.outcome != reason.NotCommitted:
+	case s.tried == 0:
+		outcome = reason.NotCommitted
+	case reason.Is(refused, reason.SeqMismatch), reason.Is(refused, reason.StreamSealed):
+		// Batches that are stored are recognised before these are looked at, and
+		// neither condition ever ends: an earlier copy still on its way fails too.
+		outcome = reason.NotCommitted
+	}
+	s.err = &SessionError{Outcome: outcome, Stored: s.stored, cause: cause}
 	s.changed.Broadcast()
 }
 
-// connection is one AppendSession call: it sends everything that is not
-// acknowledged, then what comes, until it breaks or nothing is left to do.
-func (s *Session) connection() error {
-	ctx, cancel := context.WithCancel(s.ctx)
-	defer cancel()
-	call, err := s.client.Appends.AppendSession(ctx)
-	if err != nil {
-		return err
-	}
-	open := &novapb.AppendSessionOpen{
-		Bucket: s.cfg.Bucket, Stream: s.cfg.Stream, StreamId: s.cfg.StreamID, ProducerId: s.cfg.Producer, ProducerEpoch: s.cfg.Epoch,
-	}
-	if err := call.Send(&novapb.AppendSessionRequest{Message: &novapb.AppendSessionRequest_Open{Open: open}}); err != nil && !errors.Is(err, io.EOF) {
-		return err
-	}
-	first, err := call.Recv()
-	if err != nil {
-		return err
-	}
-	// From here on the session is of this stream, whatever becomes of the name.
-	s.cfg.StreamID = first.GetOpened().GetStreamId()
-	s.mu.Lock()
-	s.sent = 0
-	s.mu.Unlock()
-	sending := make(chan struct{})
-	go func() {
-		defer close(sending)
-		s.sendLoop(ctx, call)
-	}()
-	defer func() {
-		cancel()
-		s.mu.Lock()
-		s.changed.Broadcast()
-		s.mu.Unlock()
-		<-sending
-	}()
-	for {
-		res, err := call.Recv()
-		if errors.Is(err, io.EOF) {
-			s.mu.Lock()
-			left := len(s.unacked)
-			s.mu.Unlock()
-			if left > 0 {
-				return status.Error(codes.Unavailable, "the server ended the session")
-			}
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if f := res.GetFailure(); f != nil {
-			outcome := reason.Unknown
-			if f.GetOutcome() == novapb.Outcome_OUTCOME_NOT_COMMITTED {
-				outcome = reason.NotCommitted
-			}
-			// The end of the call has the details, such as the tail.
-			if _, end := call.Recv(); end != nil && reason.Of(end) == reason.Reason(f.GetReason()) && reason.Of(end) != "" {
-				return reason.WithOutcome(end, outcome)
-			}
-			return reason.WithOutcome(reason.New(codes.Code(uint32(f.GetCode())), reason.Reason(f.GetReason()), f.GetMessage()), outcome)
-		}
-		s.acknowledge(res.GetAck())
-	}
+// refusal is the server's answer to the first unacknowledged batch.
+type refusal struct {
+	error
+	outcome reason.Outcome
 }
 
-// sendLoop sends what is in line; once the session closes and all of it is
-// sent, it half-closes the call.
-func (s *Session) sendLoop(ctx context.Context, call novapb.AppendService_AppendSessionClient) {
-	for {
-		s.mu.Lock()
-		for s.sent >= len(s.unacked) && !s.closing && ctx.Err() == nil {
-			s.changed.Wait()
-		}
-		if ctx.Err() != nil {
-			s.mu.Unlock()
-			return
-		}
-		if s.sent >= len(s.unacked) {
-			s.mu.Unlock()
-			_ = call.CloseSend()
-			return
-		}
-		b := s.unacked[s.sent]
-		s.sent++
-		s.mu.Unlock()
-		msg := &novapb.AppendSessionBatch{Records: b.records, BatchSeq: b.seq, MatchSeq: b.match, Seal: b.seal, FencingToken: s.cfg.FencingToken}
-		if err := call.Send(&novapb.AppendSessionRequest{Message: &novapb.AppendSessionRequest_Batch{Batch: msg}}); err != nil {
-			return // the receiving side gets the reason
-		}
-	}
-}
-
-func (s *Session) acknowledge(ack *novapb.AppendAck) {
-	s.mu.Lock()
-	if len(s.unacked) == 0 {
-		s.mu.Unlock()
-		return
-	}
-	s.unacked[0] = nil
-	s.unacked = s.unacked[1:]
-	s.sent--
-	if s.acked == 0 {
-		s.firstSeq = ack.GetFirstSeq()
-	}
-	s.acked++
-	s.nextSeq = ack.GetNextSeq()
-	s.progress = time.Now()
-	s.changed.Broadcast()
-	s.mu.Unlock()
-	if s.cfg.Acked != nil {
-		s.cfg.Acked(ack)
-	}
-}
+func (r *refusal) Unwrap() error { return r.error }

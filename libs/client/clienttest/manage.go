@@ -1,0 +1,222 @@
+package clienttest
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+type bucketService struct {
+	novapb.UnimplementedBucketServiceServer
+
+	s *Server
+}
+
+func (b bucketService) CreateBucket(ctx context.Context, r *novapb.CreateBucketRequest) (*novapb.CreateBucketResponse, error) {
+	if err := check(r); err != nil {
+		return nil, err
+	}
+	if err := b.s.at(Calling); err != nil {
+		return nil, err
+	}
+	b.s.mu.Lock()
+	defer b.s.mu.Unlock()
+	b.s.heardLocked(ctx)
+	if b.s.buckets[r.GetBucket()] == nil {
+		b.s.buckets[r.GetBucket()] = &novapb.Bucket{Name: r.GetBucket(), State: novapb.BucketState_BUCKET_STATE_ACTIVE, CreatedAt: b.s.now().UnixMilli(), Config: r.GetConfig()}
+	}
+	return &novapb.CreateBucketResponse{Bucket: b.s.buckets[r.GetBucket()]}, nil
+}
+
+func (b bucketService) find(ctx context.Context, name string) (*novapb.Bucket, error) {
+	if err := b.s.at(Calling); err != nil {
+		return nil, err
+	}
+	b.s.mu.Lock()
+	defer b.s.mu.Unlock()
+	b.s.heardLocked(ctx)
+	if found := b.s.buckets[name]; found != nil {
+		return found, nil
+	}
+	return nil, reason.New(codes.NotFound, reason.BucketNotFound, "bucket "+name+" does not exist")
+}
+
+func (b bucketService) GetBucket(ctx context.Context, r *novapb.GetBucketRequest) (*novapb.GetBucketResponse, error) {
+	found, err := b.find(ctx, r.GetBucket())
+	if err != nil {
+		return nil, err
+	}
+	return &novapb.GetBucketResponse{Bucket: found}, nil
+}
+
+func (b bucketService) ListBuckets(_ context.Context, r *novapb.ListBucketsRequest) (*novapb.ListBucketsResponse, error) {
+	b.s.mu.Lock()
+	defer b.s.mu.Unlock()
+	page, more := matching(slices.Collect(maps.Keys(b.s.buckets)), r.GetPrefix(), r.GetStartAfter(), r.GetLimit())
+	out := &novapb.ListBucketsResponse{HasMore: more}
+	for _, n := range page {
+		out.Buckets = append(out.Buckets, b.s.buckets[n])
+	}
+	return out, nil
+}
+
+func (b bucketService) UpdateBucket(ctx context.Context, r *novapb.UpdateBucketRequest) (*novapb.UpdateBucketResponse, error) {
+	if err := check(r); err != nil {
+		return nil, err
+	}
+	found, err := b.find(ctx, r.GetBucket())
+	if err != nil {
+		return nil, err
+	}
+	b.s.mu.Lock()
+	defer b.s.mu.Unlock()
+	changed := &novapb.Bucket{Name: found.GetName(), State: found.GetState(), CreatedAt: found.GetCreatedAt(), Config: r.GetConfig()}
+	b.s.buckets[r.GetBucket()] = changed
+	return &novapb.UpdateBucketResponse{Bucket: changed}, nil
+}
+
+func (b bucketService) DeleteBucket(ctx context.Context, r *novapb.DeleteBucketRequest) (*novapb.DeleteBucketResponse, error) {
+	if _, err := b.find(ctx, r.GetBucket()); err != nil {
+		return nil, err
+	}
+	b.s.mu.Lock()
+	defer b.s.mu.Unlock()
+	for name := range b.s.streams {
+		if !strings.HasPrefix(name, r.GetBucket()+"/") {
+			continue
+		}
+		if !r.GetForce() {
+			return nil, reason.New(codes.FailedPrecondition, reason.BucketNotEmpty, "the bucket has streams")
+		}
+		delete(b.s.streams, name)
+	}
+	delete(b.s.buckets, r.GetBucket())
+	return &novapb.DeleteBucketResponse{}, nil
+}
+
+type streamService struct {
+	novapb.UnimplementedStreamServiceServer
+
+	s *Server
+}
+
+func (ss streamService) CreateStream(ctx context.Context, r *novapb.CreateStreamRequest) (*novapb.CreateStreamResponse, error) {
+	if err := check(r); err != nil {
+		return nil, err
+	}
+	if _, err := (bucketService{s: ss.s}).find(ctx, r.GetBucket()); err != nil {
+		return nil, err
+	}
+	key := r.GetBucket() + "/" + r.GetStream()
+	ss.s.mu.Lock()
+	exists := ss.s.streams[key] != nil
+	ss.s.mu.Unlock()
+	if exists {
+		return nil, reason.New(codes.AlreadyExists, reason.StreamExists, "the stream exists")
+	}
+	ss.s.Create(r.GetBucket(), r.GetStream())
+	ss.s.mu.Lock()
+	defer ss.s.mu.Unlock()
+	st := ss.s.streams[key]
+	if c := r.GetConfig(); c != nil {
+		st.info.Config = c
+	}
+	return &novapb.CreateStreamResponse{Stream: st.info}, nil
+}
+
+// nameOnly is a request without a stream id.
+type nameOnly interface {
+	GetBucket() string
+	GetStream() string
+}
+
+type byName struct{ nameOnly }
+
+func (byName) GetStreamId() string { return "" }
+
+func (ss streamService) GetStream(ctx context.Context, r *novapb.GetStreamRequest) (*novapb.GetStreamResponse, error) {
+	st, err := ss.s.find(ctx, byName{r})
+	if err != nil {
+		return nil, err
+	}
+	ss.s.mu.Lock()
+	defer ss.s.mu.Unlock()
+	return &novapb.GetStreamResponse{Stream: st.info, Extent: &novapb.StreamExtent{
+		FirstSeq: st.trim, Tail: st.tail(), ContentHash: uint64(st.hash(st.tail())), Leader: "127.0.0.1:1", Epoch: 1,
+	}}, nil
+}
+
+func (ss streamService) ListStreams(_ context.Context, r *novapb.ListStreamsRequest) (*novapb.ListStreamsResponse, error) {
+	ss.s.mu.Lock()
+	defer ss.s.mu.Unlock()
+	var names []string
+	for key, st := range ss.s.streams {
+		if st.info.GetBucket() == r.GetBucket() {
+			names = append(names, strings.TrimPrefix(key, r.GetBucket()+"/"))
+		}
+	}
+	page, more := matching(names, r.GetPrefix(), r.GetStartAfter(), r.GetLimit())
+	out := &novapb.ListStreamsResponse{HasMore: more}
+	for _, n := range page {
+		out.Streams = append(out.Streams, ss.s.streams[r.GetBucket()+"/"+n].info)
+	}
+	return out, nil
+}
+
+func (ss streamService) UpdateStream(ctx context.Context, r *novapb.UpdateStreamRequest) (*novapb.UpdateStreamResponse, error) {
+	if err := check(r); err != nil {
+		return nil, err
+	}
+	st, err := ss.s.find(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	ss.s.mu.Lock()
+	defer ss.s.mu.Unlock()
+	st.info.Config = r.GetConfig()
+	return &novapb.UpdateStreamResponse{Stream: st.info}, nil
+}
+
+func (ss streamService) DeleteStream(ctx context.Context, r *novapb.DeleteStreamRequest) (*novapb.DeleteStreamResponse, error) {
+	if _, err := ss.s.find(ctx, r); err != nil {
+		return nil, err
+	}
+	ss.s.Delete(r.GetBucket(), r.GetStream())
+	return &novapb.DeleteStreamResponse{}, nil
+}
+
+// GetFleet returns one node.
+func (s *Server) GetFleet(context.Context, *novapb.GetFleetRequest) (*novapb.GetFleetResponse, error) {
+	return &novapb.GetFleetResponse{ConstellationId: "01J00000000000000000000000", ShardCount: 16, Nodes: []*novapb.Node{{NodeId: "n1", Service: "sequencer", Address: "127.0.0.1:1"}}}, nil
+}
+
+// GetNodeStats returns two figures.
+func (s *Server) GetNodeStats(context.Context, *novapb.GetNodeStatsRequest) (*novapb.GetNodeStatsResponse, error) {
+	return &novapb.GetNodeStatsResponse{Stats: map[string]float64{"nova.sequencer.streams": 3, "nova.sequencer.pool": 0.5}}, nil
+}
+
+// DrainNode is not available.
+func (s *Server) DrainNode(context.Context, *novapb.DrainNodeRequest) (*novapb.DrainNodeResponse, error) {
+	return nil, reason.Missing("draining")
+}
+
+// ListShards returns one shard.
+func (s *Server) ListShards(context.Context, *novapb.ListShardsRequest) (*novapb.ListShardsResponse, error) {
+	return &novapb.ListShardsResponse{Shards: []*novapb.ShardInfo{{Shard: 1, Epoch: 7, State: "serving", Leader: "127.0.0.1:1", ChainIds: []string{"c"}}}}, nil
+}
+
+// ListChains returns one chain.
+func (s *Server) ListChains(context.Context, *novapb.ListChainsRequest) (*novapb.ListChainsResponse, error) {
+	return &novapb.ListChainsResponse{Chains: []*novapb.ChainInfo{{ChainId: "c", State: "open", Address: "127.0.0.1:2"}}}, nil
+}
+
+// Verify reports the Findings on the first stream that the request names.
+func (s *Server) Verify(r *novapb.VerifyRequest, srv novapb.AdminService_VerifyServer) error {
+	return srv.Send(&novapb.VerifyResponse{Bucket: r.GetBucket(), Stream: r.GetStream(), StreamId: "id", Records: uint64(len(s.Records(r.GetBucket(), r.GetStream()))), Findings: s.Findings, Done: true})
+}

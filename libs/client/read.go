@@ -1,0 +1,112 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// ReadConfig holds a bounded read's settings. Zero values take the defaults.
+type ReadConfig struct {
+	// Request says where to start and when to end. WaitMs is not for it: it never
+	// goes beyond the tail as of the first page.
+	Request *novapb.ReadRequest
+	// Patience is how long a page is asked for again while nothing answers,
+	// default 2 min.
+	Patience time.Duration
+	// PageTimeout limits one request, default 30 s.
+	PageTimeout time.Duration
+}
+
+const defaultPageTimeout = 30 * time.Second
+
+// Read calls each with every page of records from the start position to the
+// tail as of the first page, or to a limit. It asks again for what fails in
+// passing and checks that pages follow each other. Records that were trimmed
+// while it read are an error with reason TRIMMED.
+func (c *Client) Read(ctx context.Context, cfg ReadConfig, each func(*novapb.ReadResponse) error) error {
+	if cfg.Patience <= 0 {
+		cfg.Patience = defaultPatience
+	}
+	if cfg.PageTimeout <= 0 {
+		cfg.PageTimeout = defaultPageTimeout
+	}
+	req := proto.CloneOf(cfg.Request)
+	var check continuity
+	if at, ok := req.GetStart().(*novapb.ReadRequest_Seq); ok && !req.GetClamp() {
+		check.expect(at.Seq)
+	}
+	var end *uint64
+	for {
+		page, err := c.page(ctx, cfg, req)
+		if err != nil {
+			return err
+		}
+		if end == nil {
+			end = &page.Tail
+		}
+		records := page.GetRecords()
+		n, err := check.follow(run{records: records, before: page.GetHashBefore(), after: page.GetHashAfter(), next: page.GetNextSeq()}, false, &req.Count, &req.Bytes)
+		if err != nil {
+			return err
+		}
+		// A stream that grew while it was read ends where it did at the start.
+		if n = min(n, before(records, *end)); n < len(records) {
+			if n == 0 {
+				return nil
+			}
+			return each(&novapb.ReadResponse{
+				Records: records[:n], NextSeq: records[n].GetSeq(), Tail: page.GetTail(), FirstSeq: page.GetFirstSeq(),
+				StreamId: page.GetStreamId(), HashBefore: page.GetHashBefore(), LimitReached: true,
+			})
+		}
+		if err := each(page); err != nil {
+			return err
+		}
+		if page.GetLimitReached() || page.GetNextSeq() >= *end {
+			return nil
+		}
+		if at, ok := req.GetStart().(*novapb.ReadRequest_Seq); ok && page.GetNextSeq() <= at.Seq && !req.GetClamp() {
+			return fmt.Errorf("an empty page at %d, the tail is %d: %w", at.Seq, *end, ErrBroken)
+		}
+		req.StreamId, req.Clamp = page.GetStreamId(), false
+		req.Start = &novapb.ReadRequest_Seq{Seq: page.GetNextSeq()}
+	}
+}
+
+// page asks for one page until it is answered for good.
+func (c *Client) page(ctx context.Context, cfg ReadConfig, req *novapb.ReadRequest) (*novapb.ReadResponse, error) {
+	since := time.Now()
+	for try := 0; ; try++ {
+		call, cancel := context.WithTimeout(ctx, min(cfg.PageTimeout, cfg.Patience))
+		page, err := c.Reads.Read(call, req)
+		cancel()
+		switch {
+		case err == nil:
+			return page, nil
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case !temporary(err):
+			return nil, err
+		case time.Since(since) >= cfg.Patience:
+			return nil, fmt.Errorf("no answer for %s: %w", cfg.Patience, err)
+		}
+		if !pause(ctx, try, err) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// before returns how many of the records are before end.
+func before(records []*novapb.Record, end uint64) int {
+	for i, r := range records {
+		if r.GetSeq() >= end {
+			return i
+		}
+	}
+	return len(records)
+}
