@@ -1,6 +1,11 @@
 package chunk
 
 import (
+	"bytes"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/nova-stream/nova/libs/stream"
@@ -38,5 +43,23 @@ func TestHashNeedsNoAllocation(t *testing.T) {
 	_, scratch := HashRecord(0, &r, nil)
 	if n := testing.AllocsPerRun(100, func() { _, scratch = HashRecord(1, &r, scratch) }); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// The document shows the vectors and the golden chunk that the tests use.
+func TestDocument(t *testing.T) {
+	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "formats.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []string{"a057271c9071c99d", "28f3440bd17406d1", "a9fc2d05d4720f7a", "5d491136b9b90d14", "385eb1ecdb1fcd09"} {
+		if !bytes.Contains(doc, []byte("`"+v+"`")) {
+			t.Errorf("docs/formats.md lacks the hash %s", v)
+		}
+	}
+	b, _ := mustEncode(t, sample())
+	text := strings.Join(strings.Fields(string(doc)), "")
+	if !strings.Contains(text, hex.EncodeToString(b)) {
+		t.Error("docs/formats.md lacks the golden chunk")
 	}
 }
