@@ -32,6 +32,8 @@ type Group struct {
 	failed  chan error // of a service that ended by itself
 	ending  atomic.Bool
 
+	stopping sync.Once
+
 	mu      sync.Mutex // guards members: the admin page reads them
 	members []*member
 	before  []func() // stopped before the members
@@ -183,8 +185,10 @@ func (m *member) ready() error {
 }
 
 // Stop stops every service, the last added first. Each has StopTimeout for the
-// calls under way.
-func (g *Group) Stop() {
+// calls under way. A second Stop does nothing.
+func (g *Group) Stop() { g.stopping.Do(g.stopAll) }
+
+func (g *Group) stopAll() {
 	g.ending.Store(true) // first, so that probes look elsewhere
 	g.mu.Lock()
 	before := g.before
