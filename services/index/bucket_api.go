@@ -17,7 +17,7 @@ import (
 
 // A bucket and the creations of streams in it agree by the bucket's row: a
 // creation writes the stream's name and then changes the row, which proves that
-// the bucket was ACTIVE when the name was there; a delete makes the row
+// the bucket was ACTIVE when the name was there, before the name means a stream; a delete makes the row
 // DELETING and then looks for names. Whichever change of the row comes second
 // sees what the other did before.
 
@@ -197,14 +197,15 @@ const QueueBucket = "bucket"
 func (s *Service) BeginDeleteBucket(ctx context.Context, req *indexpb.BeginDeleteBucketRequest) (*indexpb.BeginDeleteBucketResponse, error) {
 	attempt := stream.NewAttemptID().String()
 	var out *indexpb.BucketRecord
-	armed := false
 	err := retry(ctx, func() error {
 		r, v, err := s.bucket(ctx, req.GetBucket())
 		if err != nil {
 			return err
 		}
 		out = r
-		if req.GetForce() && !armed {
+		if req.GetForce() {
+			// Armed anew after each look at the row: the reaper drops a marker
+			// whose bucket is ACTIVE, and changes the row before it does.
 			due := &indexpb.Due{
 				DueId: stream.NewID().String(), Queue: QueueBucket, At: s.now().Add(s.cfg.OrphanAfter).UnixMilli(),
 				Bucket: r.GetName(), BucketId: r.GetBucketId(), Attempt: attempt,
@@ -212,7 +213,6 @@ func (s *Service) BeginDeleteBucket(ctx context.Context, req *indexpb.BeginDelet
 			if _, err := s.put(ctx, dueKey(due.GetQueue(), due.GetAt(), due.GetDueId()), due, metastore.Absent); err != nil {
 				return err
 			}
-			armed = true
 		}
 		if r.GetState() == novapb.BucketState_BUCKET_STATE_DELETING {
 			return nil
@@ -248,6 +248,18 @@ func (s *Service) FinishDeleteBucket(ctx context.Context, req *indexpb.FinishDel
 		rows, err := s.store.Range(ctx, partNamesBase+r.GetName(), start, end, 1)
 		if err != nil {
 			return storeError(err)
+		}
+		if len(rows) > 0 {
+			var n indexpb.NameRecord
+			if err := decode(rows[0].Path, rows[0].Value, &n); err != nil {
+				return err
+			}
+			if isProbe(&n) {
+				if err := s.remove(ctx, nameKey(n.GetBucket(), n.GetName()), rows[0].Version); err != nil {
+					return err
+				}
+				return errAgain
+			}
 		}
 		if notEmpty = len(rows) > 0; !notEmpty {
 			// The version ties the look to the removal: a creation in between

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/metastore/fault"
 	"github.com/nova-stream/nova/libs/reason"
@@ -94,9 +95,9 @@ func TestCreateBehindABucketDeleteUndoes(t *testing.T) {
 	}
 }
 
-// If such a creation dies before it undoes, its stream is in no bucket: the
-// reaper is led to it, at whatever point whoever leads it there dies.
-func TestStreamWithoutABucketIsDeleted(t *testing.T) {
+// If such a creation dies before it undoes, the reaper undoes it, at whatever
+// point it dies itself.
+func TestStreamWithoutABucketIsUndone(t *testing.T) {
 	orphan := func(w *world) *indexpb.Due {
 		w.bucket("bucket")
 		s, f := w.process()
@@ -121,31 +122,96 @@ func TestStreamWithoutABucketIsDeleted(t *testing.T) {
 		return due.GetDue()[0].GetDue()
 	}
 	var d *indexpb.Due
-	reap := func(ctx context.Context, s *Service) error {
-		_, err := s.RemoveOrphan(ctx, &indexpb.RemoveOrphanRequest{Bucket: d.GetBucket(), Stream: d.GetName(), StreamId: d.GetStreamId()})
-		return err
-	}
 	everyCrash(t,
 		func(w *world) { d = orphan(w) },
-		func(ctx context.Context, s *Service) { _ = reap(ctx, s) },
+		func(ctx context.Context, s *Service) {
+			_, _ = s.RemoveOrphan(ctx, &indexpb.RemoveOrphanRequest{Bucket: d.GetBucket(), Stream: d.GetName(), StreamId: d.GetStreamId()})
+		},
 		func(t *testing.T, w *world) {
-			s, _ := w.process()
-			if err := reap(t.Context(), s); err != nil {
-				t.Fatal(err)
+			w.reap()
+			w.reap() // of the graves of the first
+			if w.names("bucket") != 0 {
+				t.Fatal("the name is left")
 			}
-			got, err := s.GetBucket(t.Context(), &indexpb.GetBucketRequest{Bucket: "bucket"})
-			if err != nil || got.GetBucket().GetState() != novapb.BucketState_BUCKET_STATE_DELETING {
-				t.Fatalf("%v, %v", got, err)
-			}
-			due, err := s.ListDue(t.Context(), &indexpb.ListDueRequest{Queue: QueueBucket, Until: w.clock().UnixMilli(), Limit: 10})
-			led := false
-			for _, v := range due.GetDue() {
-				led = led || v.GetDue().GetBucketId() == got.GetBucket().GetBucketId()
-			}
-			if err != nil || !led {
-				t.Fatalf("nothing leads the reaper to bucket %v: %v, %v", got, due, err)
-			}
+			w.oneStream(t, "")
 		})
+}
+
+// A name means nothing before its bucket is proven: else a record could be
+// stored that an undone creation takes with it (I2).
+func TestNameMeansNothingBeforeItsBucketIsProven(t *testing.T) {
+	w := newWorld(t)
+	b := w.bucket("bucket")
+	s, f := w.process()
+	other, _ := w.process()
+	finish := func() error {
+		_, err := other.FinishDeleteBucket(t.Context(), &indexpb.FinishDeleteBucketRequest{Bucket: "bucket", BucketId: b.GetBucketId()})
+		return err
+	}
+	f.Script(fault.Rule{Op: fault.Get, Prefix: "bucket/", Nth: 2, Hook: func(ctx context.Context, _ fault.Op, _ string) error {
+		if _, err := other.BeginDeleteBucket(ctx, &indexpb.BeginDeleteBucketRequest{Bucket: "bucket"}); err != nil {
+			return err
+		}
+		got, err := other.ResolveStream(ctx, &indexpb.ResolveStreamRequest{Bucket: "bucket", Stream: "s", ForAppend: true})
+		if !reason.Is(err, reason.BucketDeleting) {
+			t.Errorf("the name means %v, %v", got, err)
+		}
+		return nil
+	}})
+	_, err := create(t.Context(), s, "bucket", "s")
+	wantReason(t, err, reason.BucketDeleting)
+	if err := finish(); err != nil {
+		t.Fatal(err)
+	}
+	w.reap()
+	w.oneStream(t, "")
+}
+
+// Whoever meets a name that is not proven proves it; the creation is one.
+func TestUnfinishedCreationIsFinishedByWhoMeetsIt(t *testing.T) {
+	for what, meet := range map[string]func(ctx context.Context, s *Service) (*indexpb.StreamDescriptor, error){
+		"resolve": func(ctx context.Context, s *Service) (*indexpb.StreamDescriptor, error) {
+			res, err := s.ResolveStream(ctx, &indexpb.ResolveStreamRequest{Bucket: "bucket", Stream: "s"})
+			return res.GetStream(), err
+		},
+		"create": func(ctx context.Context, s *Service) (*indexpb.StreamDescriptor, error) {
+			return create(ctx, s, "bucket", "s")
+		},
+		"update": func(ctx context.Context, s *Service) (*indexpb.StreamDescriptor, error) {
+			res, err := s.UpdateStream(ctx, &indexpb.UpdateStreamRequest{Bucket: "bucket", Stream: "s", Config: &novapb.StreamConfig{RetentionAgeMs: proto.Int64(77)}})
+			return res.GetStream(), err
+		},
+	} {
+		for _, at := range []fault.Rule{
+			{Op: fault.Put, Prefix: "bucket/", Nth: 1},
+			{Op: fault.Put, Prefix: "descriptor/", Nth: 2},
+		} {
+			t.Run(what+" before "+at.Prefix, func(t *testing.T) {
+				w := newWorld(t)
+				w.bucket("bucket")
+				s, f := w.process()
+				other, _ := w.process()
+				var met *indexpb.StreamDescriptor
+				at.Hook = func(ctx context.Context, _ fault.Op, _ string) (err error) {
+					met, err = meet(ctx, other)
+					return err
+				}
+				f.Script(at)
+				res, err := s.CreateStream(t.Context(), &indexpb.CreateStreamRequest{Bucket: "bucket", Stream: "s"})
+				if err != nil || !res.GetCreated() || res.GetStream().GetStreamId() != met.GetStreamId() || res.GetStream().GetUnfinished() {
+					t.Fatalf("made %v, %v; met %v", res, err, met)
+				}
+				if what == "update" && res.GetStream().GetConfig().GetRetentionAgeMs() != 77 {
+					t.Errorf("an update was lost: %v", res.GetStream())
+				}
+				w.reap()
+				w.oneStream(t, met.GetStreamId())
+				if w.names("bucket") != 1 {
+					t.Error("the name is gone")
+				}
+			})
+		}
+	}
 }
 
 // A delete without force that dies is begun again and finished, whatever it left.
@@ -203,6 +269,32 @@ func TestForcedBucketDeleteIsArmedFirst(t *testing.T) {
 				t.Fatal("the bucket is DELETING and nobody knows of it")
 			}
 		})
+}
+
+// The reaper drops the marker of a forced delete whose bucket is ACTIVE, after
+// it changed the bucket's row: whoever armed it and is slower arms again.
+func TestForcedBucketDeleteIsArmedAgainWhenItsBucketChanged(t *testing.T) {
+	w := newWorld(t)
+	w.bucket("bucket")
+	s, f := w.process()
+	other, _ := w.process()
+	f.Script(fault.Rule{Op: fault.Put, Prefix: "bucket/", Nth: 1, Hook: func(ctx context.Context, _ fault.Op, _ string) error {
+		if _, err := other.UpdateBucket(ctx, &indexpb.UpdateBucketRequest{Bucket: "bucket"}); err != nil {
+			return err
+		}
+		due, err := other.ListDue(ctx, &indexpb.ListDueRequest{Queue: QueueBucket, Until: w.clock().Add(time.Hour).UnixMilli(), Limit: 10})
+		for _, v := range due.GetDue() {
+			d := v.GetDue()
+			_, err = other.DeleteDue(ctx, &indexpb.DeleteDueRequest{Queue: d.GetQueue(), At: d.GetAt(), DueId: d.GetDueId(), ExpectedVersion: v.GetVersion()})
+		}
+		return err
+	}})
+	if _, err := s.BeginDeleteBucket(t.Context(), &indexpb.BeginDeleteBucketRequest{Bucket: "bucket", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	if w.markers(QueueBucket) == 0 {
+		t.Fatal("the bucket is DELETING and nothing leads the reaper to it")
+	}
 }
 
 // A forced delete keeps a bucket that has streams DELETING; nothing is created

@@ -308,7 +308,7 @@ func TestCreateRecognisesItsOwnWrites(t *testing.T) {
 }
 
 // A creator that is slower than the reaper does not end with a name that leads
-// nowhere: the name is freed, by it or, if it dies, by whoever meets the name.
+// nowhere: it makes the stream anew or, if it dies, whoever meets the name frees it.
 func TestCreateSlowerThanTheReaper(t *testing.T) {
 	for _, dies := range []bool{false, true} {
 		for _, meet := range []string{"create", "resolve", "list"} {
@@ -329,7 +329,16 @@ func TestCreateSlowerThanTheReaper(t *testing.T) {
 						return fault.ErrKilled
 					}})
 				}
-				if _, err := create(ctx, s, "bucket", "s"); err == nil {
+				d, err := create(ctx, s, "bucket", "s")
+				if !dies {
+					if err != nil || !w.exists(descriptorKey(d.GetStreamId())) || !w.exists(headKey(d.GetStreamId())) {
+						t.Fatalf("%v, %v: not whole", d, err)
+					}
+					w.reap()
+					w.oneStream(t, d.GetStreamId())
+					return
+				}
+				if err == nil {
 					t.Fatal("the creation was acknowledged, but the reaper removed its rows")
 				}
 				other, _ := w.process()
@@ -362,6 +371,117 @@ func TestCreateSlowerThanTheReaper(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// unreaped is a stream whose creation could not drop its marker any more.
+func unreaped(t *testing.T) (*world, *indexpb.StreamDescriptor) {
+	t.Helper()
+	w := newWorld(t)
+	w.bucket("bucket")
+	s, f := w.process()
+	f.Script(fault.Rule{Op: fault.Delete, Prefix: "due/", Do: fault.FailBefore})
+	d, err := create(t.Context(), s, "bucket", "s")
+	if err != nil || w.markers(QueueCreate) != 1 {
+		t.Fatalf("%v, %d markers", err, w.markers(QueueCreate))
+	}
+	return w, d
+}
+
+// Old reads do not make the reaper take a stream for an orphan, nor a name that
+// is to be freed for a free one: both are proven.
+func TestOldReadOfANameDecidesNothing(t *testing.T) {
+	for _, op := range []string{"reap", "free"} {
+		t.Run(op, func(t *testing.T) {
+			w, d := unreaped(t)
+			s, f := w.process()
+			f.Script(fault.Rule{Op: fault.Get, Prefix: "name/", Nth: 1, Do: fault.Stale})
+			if op == "free" {
+				w.free(t, s, d)
+				if w.names("bucket") != 0 || w.exists(descriptorKey(d.GetStreamId())) {
+					t.Fatal("the name is not free")
+				}
+				return
+			}
+			if _, err := s.RemoveOrphan(t.Context(), &indexpb.RemoveOrphanRequest{Bucket: "bucket", Stream: "s", StreamId: d.GetStreamId()}); err != nil {
+				t.Fatal(err)
+			}
+			got, err := s.ResolveStream(t.Context(), &indexpb.ResolveStreamRequest{Bucket: "bucket", Stream: "s"})
+			if err != nil || got.GetStream().GetStreamId() != d.GetStreamId() {
+				t.Fatalf("an acknowledged stream was taken for an orphan (I2): %v, %v", got, err)
+			}
+		})
+	}
+}
+
+// The head of a stream that was ever opened stays until its DELETE entry is
+// settled, however its name went.
+func TestHeadOfAnOpenedStreamIsNoOrphan(t *testing.T) {
+	for _, opened := range []bool{false, true} {
+		t.Run(fmt.Sprint(opened), func(t *testing.T) {
+			w, d := unreaped(t)
+			s, _ := w.process()
+			if opened {
+				h, err := s.GetHead(t.Context(), &indexpb.GetHeadRequest{StreamId: d.GetStreamId()})
+				if err != nil {
+					t.Fatal(err)
+				}
+				h.Head.OpenedEpoch, h.Head.Attempt = 3, stream.NewAttemptID().String()
+				if _, err := s.PutHead(t.Context(), &indexpb.PutHeadRequest{Head: h.GetHead(), ExpectedVersion: h.GetVersion()}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.free(t, s, d)
+			w.reap()
+			if w.exists(headKey(d.GetStreamId())) != opened {
+				t.Fatalf("opened %v, the head is there %v", opened, !opened)
+			}
+		})
+	}
+}
+
+// What proves that a name is free is removed by whoever meets it, if its maker
+// died in between.
+func TestProbeThatStayedIsNoName(t *testing.T) {
+	for _, op := range []string{"resolve", "create", "list", "drop", "free"} {
+		t.Run(op, func(t *testing.T) {
+			w := newWorld(t)
+			w.bucket("bucket")
+			s, f := w.process()
+			f.Script(fault.Rule{Op: fault.Delete, Prefix: "name/", Nth: 1, Hook: func(context.Context, fault.Op, string) error {
+				f.KillAt(1, fault.Before)
+				return fault.ErrKilled
+			}})
+			req := &indexpb.FreeNameRequest{Bucket: "bucket", Stream: "s", StreamId: stream.NewID().String()}
+			if _, err := s.FreeName(t.Context(), req); err == nil || w.names("bucket") != 1 {
+				t.Fatalf("%v, %d names", err, w.names("bucket"))
+			}
+			s, _ = w.process()
+			var err error
+			left := 0
+			switch op {
+			case "resolve":
+				_, rerr := s.ResolveStream(t.Context(), &indexpb.ResolveStreamRequest{Bucket: "bucket", Stream: "s"})
+				wantReason(t, rerr, reason.StreamNotFound)
+			case "create":
+				_, err = create(t.Context(), s, "bucket", "s")
+				left = 1
+			case "list":
+				var res *indexpb.ListStreamsResponse
+				res, err = s.ListStreams(t.Context(), &indexpb.ListStreamsRequest{Bucket: "bucket", Limit: 10})
+				if len(res.GetStreams()) != 0 {
+					t.Errorf("listed %v", res)
+				}
+				left = 1
+			case "drop":
+				err = drop(t.Context(), s, "bucket")
+			case "free":
+				_, err = s.FreeName(t.Context(), req)
+			}
+			if err != nil || w.names("bucket") != left {
+				t.Fatalf("%v, %d names are left", err, w.names("bucket"))
+			}
+		})
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
-	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
 // A creator that is slower than OrphanAfter puts its name when the reaper has
@@ -37,10 +36,11 @@ func (s *Service) descriptor(ctx context.Context, id string) (*indexpb.StreamDes
 	return &d, v, nil
 }
 
-// bury frees a name that leads nowhere, at a version. VERSION_CONFLICT: the name
-// means something else by now. A marker leads the reaper to the grave if the
-// caller dies.
-func (s *Service) bury(ctx context.Context, n *indexpb.NameRecord, v metastore.Version) error {
+// bury frees a name that leads to no stream, at a version: to no descriptor
+// (Absent), or to one of a version that is unfinished or a grave.
+// VERSION_CONFLICT: the name or the descriptor means something else by now. A
+// marker leads the reaper to the grave if the caller dies.
+func (s *Service) bury(ctx context.Context, n *indexpb.NameRecord, v, descriptor metastore.Version) error {
 	attempt := stream.NewAttemptID().String()
 	due := &indexpb.Due{
 		DueId: stream.NewID().String(), Queue: QueueCreate, At: s.now().Add(s.cfg.OrphanAfter).UnixMilli(),
@@ -52,12 +52,14 @@ func (s *Service) bury(ctx context.Context, n *indexpb.NameRecord, v metastore.V
 	}
 	key := descriptorKey(n.GetStreamId())
 	grave := &indexpb.StreamDescriptor{StreamId: n.GetStreamId(), Bucket: n.GetBucket(), Name: n.GetName(), Attempt: attempt}
-	graveVersion, err := s.put(ctx, key, grave, metastore.Absent)
+	graveVersion, err := s.put(ctx, key, grave, descriptor)
 	if reason.Is(err, reason.VersionConflict) {
-		// Another's grave, or the read was an old one.
-		graveVersion, err = s.read(ctx, key, grave)
-		if err == nil && !isGrave(grave) || reason.Is(err, reason.RowNotFound) {
-			err = reason.New(codes.Unavailable, "", "stream "+n.GetStreamId()+" is changing; try again")
+		// Another's grave, which also an old read may tell; or the name leads to a
+		// stream after all.
+		var found indexpb.StreamDescriptor
+		graveVersion, err = s.read(ctx, key, &found)
+		if err == nil && !isGrave(&found) || reason.Is(err, reason.RowNotFound) {
+			err = errAgain
 		}
 	}
 	if err != nil {
@@ -66,35 +68,60 @@ func (s *Service) bury(ctx context.Context, n *indexpb.NameRecord, v metastore.V
 	if err := s.remove(ctx, nameKey(n.GetBucket(), n.GetName()), v); err != nil {
 		return err
 	}
-	if err := s.remove(ctx, key, graveVersion); err != nil && !reason.Is(err, reason.VersionConflict) {
+	if err := s.remove(ctx, key, graveVersion); err != nil {
+		if reason.Is(err, reason.VersionConflict) {
+			return nil // another's grave by now, with a marker of its own
+		}
+		return err
+	}
+	if err := s.removeUntouched(ctx, n.GetStreamId()); err != nil {
 		return err
 	}
 	_ = s.remove(ctx, dueKey(due.GetQueue(), due.GetAt(), due.GetDueId()), dueVersion) // else the reaper drops it
 	return nil
 }
 
-// adopt sees to a stream whose creator died before step 6 of CreateStream, when
-// its bucket was deleted before its name was there: the stream is in no bucket.
-// A bucket is made for it that is being deleted, with force, and the reaper
-// deletes both. That the row must be absent proves that there is no bucket; if
-// there is one, also a later one of the name, the stream is in that.
-func (s *Service) adopt(ctx context.Context, n *indexpb.NameRecord) error {
-	if _, _, err := s.bucket(ctx, n.GetBucket()); !reason.Is(err, reason.BucketNotFound) {
-		return err
-	}
-	r := &indexpb.BucketRecord{
-		Name: n.GetBucket(), BucketId: stream.NewID().String(), State: novapb.BucketState_BUCKET_STATE_DELETING,
-		CreatedAt: s.now().UnixMilli(), Config: bucketDefaults(nil), Attempt: stream.NewAttemptID().String(),
-	}
-	due := &indexpb.Due{
-		DueId: stream.NewID().String(), Queue: QueueBucket, At: s.now().UnixMilli(), Bucket: r.GetName(), BucketId: r.GetBucketId(), Attempt: r.GetAttempt(),
-	}
-	if _, err := s.put(ctx, dueKey(due.GetQueue(), due.GetAt(), due.GetDueId()), due, metastore.Absent); err != nil {
-		return err
-	}
-	_, err := s.put(ctx, bucketKey(r.GetName()), r, metastore.Absent)
-	if reason.Is(err, reason.VersionConflict) {
-		return nil // it has a bucket; the marker means another
-	}
-	return err
+// A read that a name does not mean a stream may be an old one. It is proven by
+// a change: of the row, which stays what it is, or, where there seems to be
+// none, by putting a probe, a name without a stream, which is removed at once.
+// Whoever meets a probe removes it.
+
+func isProbe(n *indexpb.NameRecord) bool { return n.GetStreamId() == "" }
+
+// holds reports whether a name means the stream, with its row. "No" is proven.
+func (s *Service) holds(ctx context.Context, bucket, name, id string) (*indexpb.NameRecord, metastore.Version, bool, error) {
+	var n *indexpb.NameRecord
+	var version metastore.Version
+	holds := false
+	key := nameKey(bucket, name)
+	err := retry(ctx, func() error {
+		n = &indexpb.NameRecord{}
+		v, err := s.read(ctx, key, n)
+		absent := reason.Is(err, reason.RowNotFound)
+		switch {
+		case err != nil && !absent:
+			return err
+		case !absent && n.GetStreamId() == id:
+			version, holds = v, true
+			return nil
+		case !absent && isProbe(n):
+			if err := s.remove(ctx, key, v); err != nil {
+				return err
+			}
+			return errAgain
+		case !absent:
+			n.Attempt = stream.NewAttemptID().String()
+			_, err := s.put(ctx, key, n, v)
+			return err
+		}
+		n = &indexpb.NameRecord{Bucket: bucket, Name: name, Attempt: stream.NewAttemptID().String()}
+		if v, err = s.put(ctx, key, n, metastore.Absent); err != nil {
+			return err
+		}
+		if err := s.remove(ctx, key, v); !reason.Is(err, reason.VersionConflict) {
+			return err
+		}
+		return nil // another removed it
+	})
+	return n, version, holds, err
 }

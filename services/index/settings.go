@@ -26,6 +26,9 @@ func bucketDefaults(c *novapb.BucketConfig) *novapb.BucketConfig {
 
 // mergeBucket changes the settings that are present in change.
 func mergeBucket(c, change *novapb.BucketConfig) {
+	if change == nil {
+		return
+	}
 	if change.CreateStreamOnAppend != nil {
 		c.CreateStreamOnAppend = proto.Bool(change.GetCreateStreamOnAppend())
 	}

@@ -3,9 +3,9 @@ package index
 import (
 	"context"
 	"encoding/hex"
-	"errors"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/metastore"
 	"github.com/nova-stream/nova/libs/reason"
@@ -20,29 +20,19 @@ const QueueCreate = "create"
 // CreateStream makes a stream. Its steps, and what a crash after each leaves:
 //
 //  1. arm a due marker: nothing to clean.
-//  2. put the descriptor, 3. the head: rows that no name leads to; the marker
-//     leads the reaper to them.
-//  4. put the name, if it is free: the stream exists; 5 and 6 are missing, and
-//     a repeat does them.
-//  5. change the descriptor: proves that the reaper did not remove it between 2
-//     and 4, because it removes only the version that it saw without a name.
-//  6. change the bucket's row: proves that the bucket was not deleted before 4.
-//     If it was, the name is removed again, or the marker leads the reaper to it.
+//  2. put the descriptor, unfinished, 3. the head: rows that no name leads to;
+//     the marker leads the reaper to them.
+//  4. put the name, if it is free: whoever meets it from now on does step 5 and 6
+//     before the name means anything, so do a repeat and the reaper.
+//  5. change the bucket's row: proves that the bucket was not deleted before 4.
+//     If it was, the creation is undone.
+//  6. change the descriptor from unfinished: the stream exists. It proves that
+//     nobody undid the creation, and that the reaper did not remove the
+//     descriptor between 2 and 4: both change the version seen unfinished.
 //  7. drop the marker; otherwise the reaper finds nothing to do.
+//
+// No record can be stored before 6, so undoing loses none (I2).
 func (s *Service) CreateStream(ctx context.Context, req *indexpb.CreateStreamRequest) (*indexpb.CreateStreamResponse, error) {
-	for {
-		out, err := s.createStream(ctx, req)
-		// The name was taken when it was to be put, and free when it was read.
-		if !errors.Is(err, errAgain) {
-			return out, err
-		}
-		if ctx.Err() != nil {
-			return nil, reason.New(reason.Code(ctx.Err()), "", ctx.Err().Error())
-		}
-	}
-}
-
-func (s *Service) createStream(ctx context.Context, req *indexpb.CreateStreamRequest) (*indexpb.CreateStreamResponse, error) {
 	submitted := req.GetConfig()
 	if submitted == nil {
 		submitted = &novapb.StreamConfig{}
@@ -50,13 +40,28 @@ func (s *Service) createStream(ctx context.Context, req *indexpb.CreateStreamReq
 	if err := available(submitted); err != nil {
 		return nil, err
 	}
+	var out *indexpb.CreateStreamResponse
+	err := retry(ctx, func() error {
+		var err error
+		out, err = s.createStream(ctx, req, submitted)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// createStream fails with errAgain when the name was taken when it was to be
+// put, and free when it was read, or when the creation was undone meanwhile.
+func (s *Service) createStream(ctx context.Context, req *indexpb.CreateStreamRequest, submitted *novapb.StreamConfig) (*indexpb.CreateStreamResponse, error) {
 	bucket, err := s.active(ctx, req.GetBucket())
 	if err != nil {
 		return nil, err
 	}
 	found, err := s.byName(ctx, req.GetBucket(), req.GetStream())
 	if err == nil {
-		return s.existing(ctx, bucket, found, req, submitted)
+		return existing(found.descriptor, req, submitted)
 	}
 	if !reason.Is(err, reason.StreamNotFound) {
 		return nil, err
@@ -68,10 +73,10 @@ func (s *Service) createStream(ctx context.Context, req *indexpb.CreateStreamReq
 	id := stream.NewID()
 	attempt := stream.NewAttemptID().String()
 	d := &indexpb.StreamDescriptor{
-		StreamId: id.String(), Bucket: req.GetBucket(), Name: req.GetStream(),
+		StreamId: id.String(), Bucket: req.GetBucket(), BucketId: bucket.GetBucketId(), Name: req.GetStream(),
 		Shard:  uint32(id.Shard(constellation.GetConstellation().GetShardCount())),
 		Config: streamDefaults(submitted, bucket.GetConfig().GetDefaultStreamConfig()), Submitted: submitted,
-		RequestToken: req.GetRequestToken(), CreatedAt: s.now().UnixMilli(), Attempt: attempt,
+		RequestToken: req.GetRequestToken(), CreatedAt: s.now().UnixMilli(), Attempt: attempt, Unfinished: true,
 	}
 	due := &indexpb.Due{
 		DueId: id.String(), Queue: QueueCreate, At: s.now().Add(s.cfg.OrphanAfter).UnixMilli(),
@@ -90,53 +95,71 @@ func (s *Service) createStream(ctx context.Context, req *indexpb.CreateStreamReq
 		return nil, err
 	}
 	name := &indexpb.NameRecord{Bucket: d.GetBucket(), Name: d.GetName(), StreamId: d.GetStreamId(), Shard: d.GetShard(), Attempt: attempt}
-	if _, err := s.put(ctx, nameKey(d.GetBucket(), d.GetName()), name, metastore.Absent); err != nil {
-		if reason.Is(err, reason.VersionConflict) {
-			// Another creation was faster. What this one left goes at once, or
-			// with its marker.
-			if s.removeOrphan(ctx, d) == nil {
-				_ = s.remove(ctx, dueKey(due.GetQueue(), due.GetAt(), due.GetDueId()), dueVersion)
-			}
-			return nil, errAgain
+	nameVersion, err := s.put(ctx, nameKey(d.GetBucket(), d.GetName()), name, metastore.Absent)
+	if reason.Is(err, reason.VersionConflict) {
+		// Another creation was faster. What this one left goes at once, or with
+		// its marker.
+		if s.removeOrphan(ctx, d) == nil {
+			_ = s.remove(ctx, dueKey(due.GetQueue(), due.GetAt(), due.GetDueId()), dueVersion)
 		}
+		return nil, errAgain
+	}
+	if err != nil {
 		return nil, err
 	}
-	d.Attempt = stream.NewAttemptID().String()
-	if _, err := s.put(ctx, descriptorKey(d.GetStreamId()), d, version); err != nil {
-		if reason.Is(err, reason.VersionConflict) {
-			return nil, errors.Join(s.freeName(ctx, d.GetBucket(), d.GetName(), d.GetStreamId()),
-				reason.New(codes.Unavailable, "", "the creation took too long and was cleaned up; try again"))
-		}
-		return nil, err
-	}
-	if err := s.confirm(ctx, bucket, d); err != nil {
+	made, err := s.finish(ctx, named{name, nameVersion, d, version})
+	if err != nil {
 		return nil, err
 	}
 	_ = s.remove(ctx, dueKey(due.GetQueue(), due.GetAt(), due.GetDueId()), dueVersion) // else the reaper drops it
-	return &indexpb.CreateStreamResponse{Stream: d, Created: true}, nil
+	return &indexpb.CreateStreamResponse{Stream: made.descriptor, Created: true}, nil
 }
 
-// confirm is step 6.
-func (s *Service) confirm(ctx context.Context, bucket *indexpb.BucketRecord, d *indexpb.StreamDescriptor) error {
-	err := s.proveActive(ctx, bucket.GetName(), bucket.GetBucketId())
-	if !reason.Is(err, reason.BucketDeleting) && !reason.Is(err, reason.BucketNotFound) {
-		return err
+// named is a name's row and the descriptor that it leads to, with the versions
+// they were read at.
+type named struct {
+	name       *indexpb.NameRecord
+	version    metastore.Version
+	descriptor *indexpb.StreamDescriptor
+	at         metastore.Version
+}
+
+// finish does steps 5 and 6 for a name that leads to an unfinished stream. It
+// fails with errAgain when another came between.
+func (s *Service) finish(ctx context.Context, n named) (named, error) {
+	err := s.proveActive(ctx, n.descriptor.GetBucket(), n.descriptor.GetBucketId())
+	if reason.Is(err, reason.BucketDeleting) || reason.Is(err, reason.BucketNotFound) {
+		if uerr := s.bury(ctx, n.name, n.version, n.at); uerr != nil {
+			return named{}, uerr
+		}
+		return named{}, err
 	}
-	if ferr := s.freeName(ctx, d.GetBucket(), d.GetName(), d.GetStreamId()); ferr != nil {
-		return ferr
+	if err != nil {
+		return named{}, err
 	}
-	return err
+	d := proto.CloneOf(n.descriptor)
+	d.Unfinished, d.Attempt = false, stream.NewAttemptID().String()
+	v, err := s.put(ctx, descriptorKey(d.GetStreamId()), d, n.at)
+	if reason.Is(err, reason.VersionConflict) {
+		// Another finished it, which a read that is old can not make up; or it is
+		// gone, which only a change can tell.
+		d, v, err = s.descriptor(ctx, d.GetStreamId())
+		if err == nil && d.GetUnfinished() || reason.Is(err, reason.RowNotFound) {
+			err = errAgain
+		}
+	}
+	if err != nil {
+		return named{}, err
+	}
+	n.descriptor, n.at = d, v
+	return n, nil
 }
 
 // existing answers a creation whose name is taken: a retry gets the first
 // result.
-func (s *Service) existing(ctx context.Context, bucket *indexpb.BucketRecord, d *indexpb.StreamDescriptor, req *indexpb.CreateStreamRequest, submitted *novapb.StreamConfig) (*indexpb.CreateStreamResponse, error) {
+func existing(d *indexpb.StreamDescriptor, req *indexpb.CreateStreamRequest, submitted *novapb.StreamConfig) (*indexpb.CreateStreamResponse, error) {
 	if !sameRequest(d.GetRequestToken(), req.GetRequestToken(), d.GetSubmitted(), submitted) {
 		return nil, reason.New(codes.AlreadyExists, reason.StreamExists, "stream "+d.GetBucket()+"/"+d.GetName()+" exists, made by another request or with other settings")
-	}
-	// The first try may have died before it was confirmed.
-	if err := s.confirm(ctx, bucket, d); err != nil {
-		return nil, err
 	}
 	return &indexpb.CreateStreamResponse{Stream: d}, nil
 }
@@ -145,34 +168,43 @@ func errNoStream(bucket, name string) error {
 	return reason.New(codes.NotFound, reason.StreamNotFound, "stream "+bucket+"/"+name+" does not exist")
 }
 
-// byName returns the stream that a name means.
-func (s *Service) byName(ctx context.Context, bucket, name string) (*indexpb.StreamDescriptor, error) {
+// byName returns the stream that a name means. errAgain: the name is changing.
+func (s *Service) byName(ctx context.Context, bucket, name string) (named, error) {
 	var n indexpb.NameRecord
 	v, err := s.read(ctx, nameKey(bucket, name), &n)
 	if reason.Is(err, reason.RowNotFound) {
-		return nil, errNoStream(bucket, name)
+		return named{}, errNoStream(bucket, name)
 	}
 	if err != nil {
-		return nil, err
+		return named{}, err
 	}
-	d, _, err := s.descriptor(ctx, n.GetStreamId())
-	if !reason.Is(err, reason.RowNotFound) {
-		return d, err
+	if isProbe(&n) {
+		if err := s.remove(ctx, nameKey(bucket, name), v); err != nil {
+			return named{}, err
+		}
+		return named{}, errNoStream(bucket, name)
 	}
-	switch err := s.bury(ctx, &n, v); {
-	case err == nil:
-		return nil, errNoStream(bucket, name)
-	case reason.Is(err, reason.VersionConflict):
-		return nil, reason.New(codes.Unavailable, "", "the name "+bucket+"/"+name+" is changing; try again")
-	default:
-		return nil, err
+	d, at, err := s.descriptor(ctx, n.GetStreamId())
+	if reason.Is(err, reason.RowNotFound) {
+		if err := s.bury(ctx, &n, v, metastore.Absent); err != nil {
+			return named{}, err
+		}
+		return named{}, errNoStream(bucket, name)
 	}
+	if err != nil {
+		return named{}, err
+	}
+	found := named{&n, v, d, at}
+	if d.GetUnfinished() {
+		return s.finish(ctx, found)
+	}
+	return found, nil
 }
 
 // ResolveStream returns the stream that a name means. A bucket may create
 // streams that are named first by an append or a read.
 func (s *Service) ResolveStream(ctx context.Context, req *indexpb.ResolveStreamRequest) (*indexpb.ResolveStreamResponse, error) {
-	d, err := s.byName(ctx, req.GetBucket(), req.GetStream())
+	d, err := s.meaning(ctx, req.GetBucket(), req.GetStream())
 	if err == nil {
 		return &indexpb.ResolveStreamResponse{Stream: d}, nil
 	}
@@ -190,10 +222,21 @@ func (s *Service) ResolveStream(ctx context.Context, req *indexpb.ResolveStreamR
 	made, err := s.CreateStream(ctx, &indexpb.CreateStreamRequest{Bucket: req.GetBucket(), Stream: req.GetStream()})
 	if reason.Is(err, reason.StreamExists) {
 		// Somebody made it with settings of their own; that is the stream.
-		d, err := s.byName(ctx, req.GetBucket(), req.GetStream())
+		d, err := s.meaning(ctx, req.GetBucket(), req.GetStream())
 		return &indexpb.ResolveStreamResponse{Stream: d}, err
 	}
 	return &indexpb.ResolveStreamResponse{Stream: made.GetStream()}, err
+}
+
+// meaning is byName, again while the name is changing.
+func (s *Service) meaning(ctx context.Context, bucket, name string) (*indexpb.StreamDescriptor, error) {
+	var out *indexpb.StreamDescriptor
+	err := retry(ctx, func() error {
+		found, err := s.byName(ctx, bucket, name)
+		out = found.descriptor
+		return err
+	})
+	return out, err
 }
 
 // ListStreams returns a page of a bucket's streams. A stream whose descriptor
@@ -216,10 +259,13 @@ func (s *Service) ListStreams(ctx context.Context, req *indexpb.ListStreamsReque
 	}
 	out.HasMore = more
 	for i, n := range names {
+		if isProbe(n) {
+			continue // whoever put it, or meets it, removes it
+		}
 		d, _, err := s.descriptor(ctx, n.GetStreamId())
 		if reason.Is(err, reason.RowNotFound) {
 			// Without this a bucket could hold a name that nobody can delete.
-			if err := s.bury(ctx, n, versions[i]); err != nil && !reason.Is(err, reason.VersionConflict) {
+			if err := s.bury(ctx, n, versions[i], metastore.Absent); err != nil && !reason.Is(err, reason.VersionConflict) {
 				return nil, err
 			}
 			continue
@@ -237,22 +283,21 @@ func (s *Service) UpdateStream(ctx context.Context, req *indexpb.UpdateStreamReq
 	attempt := stream.NewAttemptID().String()
 	var out *indexpb.StreamDescriptor
 	err := retry(ctx, func() error {
-		named, err := s.byName(ctx, req.GetBucket(), req.GetStream())
+		found, err := s.byName(ctx, req.GetBucket(), req.GetStream())
 		if err != nil {
 			return err
 		}
-		if want := req.GetStreamId(); want != "" && want != named.GetStreamId() {
+		d := found.descriptor
+		if want := req.GetStreamId(); want != "" && want != d.GetStreamId() {
 			return errNoStream(req.GetBucket(), req.GetStream()+" with id "+want)
 		}
-		d, v, err := s.descriptor(ctx, named.GetStreamId())
-		if err != nil {
-			return err
+		profile := req.GetConfig().GetProfile()
+		if profile != novapb.StorageProfile_STORAGE_PROFILE_UNSPECIFIED && profile != d.GetConfig().GetProfile() {
+			return reason.Field("config.profile", "cannot be changed after the stream was created")
 		}
-		profile := d.GetConfig().GetProfile()
 		mergeStream(d.GetConfig(), req.GetConfig())
-		d.Config.Profile = profile
 		d.Attempt, out = attempt, d
-		_, err = s.put(ctx, descriptorKey(d.GetStreamId()), d, v)
+		_, err = s.put(ctx, descriptorKey(d.GetStreamId()), d, found.at)
 		return err
 	})
 	if err != nil {
@@ -275,12 +320,8 @@ func (s *Service) FreeName(ctx context.Context, req *indexpb.FreeNameRequest) (*
 // descriptor that no name leads to, and a repeat removes it.
 func (s *Service) freeName(ctx context.Context, bucket, name, id string) error {
 	err := retry(ctx, func() error {
-		var n indexpb.NameRecord
-		v, err := s.read(ctx, nameKey(bucket, name), &n)
-		if reason.Is(err, reason.RowNotFound) || err == nil && n.GetStreamId() != id {
-			return nil
-		}
-		if err != nil {
+		_, v, holds, err := s.holds(ctx, bucket, name, id)
+		if err != nil || !holds {
 			return err
 		}
 		return s.remove(ctx, nameKey(bucket, name), v)
@@ -288,26 +329,23 @@ func (s *Service) freeName(ctx context.Context, bucket, name, id string) error {
 	if err != nil {
 		return err
 	}
-	return s.removeRow(ctx, descriptorKey(id), &indexpb.StreamDescriptor{})
-}
-
-func (s *Service) removeRow(ctx context.Context, key metastore.Key, m row) error {
 	return retry(ctx, func() error {
-		v, err := s.read(ctx, key, m)
+		v, err := s.read(ctx, descriptorKey(id), &indexpb.StreamDescriptor{})
 		if reason.Is(err, reason.RowNotFound) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		return s.remove(ctx, key, v)
+		return s.remove(ctx, descriptorKey(id), v)
 	})
 }
 
-// RemoveOrphan removes the rows of a creation that never got its name. The
-// descriptor goes first, at the version seen before the name was looked at: a
-// slow creator that puts its name after that look finds its descriptor changed
-// (step 5 of CreateStream) and undoes, or has changed it and the removal fails.
+// RemoveOrphan sees to a creation that did not finish. One that has its name is
+// finished, or undone if its bucket is being deleted. Of one without a name the
+// rows are removed, the descriptor first, at the version seen before the name
+// was looked at: a slow creator that puts its name after that look fails at
+// step 6 of CreateStream, or has done it and the removal fails.
 func (s *Service) RemoveOrphan(ctx context.Context, req *indexpb.RemoveOrphanRequest) (*indexpb.RemoveOrphanResponse, error) {
 	return &indexpb.RemoveOrphanResponse{}, s.removeOrphan(ctx, &indexpb.StreamDescriptor{
 		StreamId: req.GetStreamId(), Bucket: req.GetBucket(), Name: req.GetStream(),
@@ -321,21 +359,48 @@ func (s *Service) removeOrphan(ctx context.Context, of *indexpb.StreamDescriptor
 		return err
 	}
 	gone := err != nil
-	var n indexpb.NameRecord
-	nv, err := s.read(ctx, nameKey(of.GetBucket(), of.GetName()), &n)
-	if err != nil && !reason.Is(err, reason.RowNotFound) {
+	n, nv, holds, err := s.holds(ctx, of.GetBucket(), of.GetName(), of.GetStreamId())
+	switch {
+	case err != nil:
 		return err
-	}
-	if err == nil && n.GetStreamId() == of.GetStreamId() {
-		if gone || isGrave(&d) {
-			return s.bury(ctx, &n, nv)
+	case holds && gone:
+		return s.bury(ctx, n, nv, metastore.Absent)
+	case holds && isGrave(&d):
+		return s.bury(ctx, n, nv, v)
+	case holds && d.GetUnfinished():
+		_, err := s.finish(ctx, named{n, nv, &d, v})
+		if reason.Is(err, reason.BucketDeleting) || reason.Is(err, reason.BucketNotFound) {
+			return nil // it is undone
 		}
-		return s.adopt(ctx, &n) // it has its name
+		return err
+	case holds:
+		return nil
 	}
 	if !gone {
 		if err := s.remove(ctx, descriptorKey(of.GetStreamId()), v); err != nil {
 			return err
 		}
 	}
-	return s.removeRow(ctx, headKey(of.GetStreamId()), &indexpb.Head{})
+	return s.removeUntouched(ctx, of.GetStreamId())
+}
+
+// removeUntouched removes the head of a stream that was never opened, so that
+// no entry of it can be anywhere. That the version fits proves it. Any other
+// head is needed until the stream's DELETE entry is settled.
+func (s *Service) removeUntouched(ctx context.Context, id string) error {
+	var h indexpb.Head
+	v, err := s.read(ctx, headKey(id), &h)
+	if reason.Is(err, reason.RowNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if h.GetOpenedEpoch() > 0 || h.GetFoldedEpoch() > 0 || h.GetState() != indexpb.HeadState_HEAD_STATE_ACTIVE {
+		return nil
+	}
+	if err := s.remove(ctx, headKey(id), v); !reason.Is(err, reason.VersionConflict) {
+		return err
+	}
+	return nil // it was opened just now
 }

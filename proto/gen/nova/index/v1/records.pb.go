@@ -908,10 +908,14 @@ type StreamDescriptor struct {
 	// Every setting, defaults filled in.
 	Config *v1.StreamConfig `protobuf:"bytes,5,opt,name=config,proto3" json:"config,omitempty"`
 	// As submitted, for idempotent creation.
-	Submitted     *v1.StreamConfig `protobuf:"bytes,6,opt,name=submitted,proto3" json:"submitted,omitempty"`
-	RequestToken  string           `protobuf:"bytes,7,opt,name=request_token,json=requestToken,proto3" json:"request_token,omitempty"`
-	CreatedAt     int64            `protobuf:"varint,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	Attempt       string           `protobuf:"bytes,9,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Submitted    *v1.StreamConfig `protobuf:"bytes,6,opt,name=submitted,proto3" json:"submitted,omitempty"`
+	RequestToken string           `protobuf:"bytes,7,opt,name=request_token,json=requestToken,proto3" json:"request_token,omitempty"`
+	CreatedAt    int64            `protobuf:"varint,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Attempt      string           `protobuf:"bytes,9,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// The creation has yet to prove that the bucket is not being deleted; until
+	// then the name leads to no stream.
+	Unfinished    bool   `protobuf:"varint,10,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
+	BucketId      string `protobuf:"bytes,11,opt,name=bucket_id,json=bucketId,proto3" json:"bucket_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1005,6 +1009,20 @@ func (x *StreamDescriptor) GetCreatedAt() int64 {
 func (x *StreamDescriptor) GetAttempt() string {
 	if x != nil {
 		return x.Attempt
+	}
+	return ""
+}
+
+func (x *StreamDescriptor) GetUnfinished() bool {
+	if x != nil {
+		return x.Unfinished
+	}
+	return false
+}
+
+func (x *StreamDescriptor) GetBucketId() string {
+	if x != nil {
+		return x.BucketId
 	}
 	return ""
 }
@@ -1519,8 +1537,10 @@ type Due struct {
 	// A further argument of the work, for example a slot.
 	Number uint64 `protobuf:"varint,10,opt,name=number,proto3" json:"number,omitempty"`
 	// How often it was tried.
-	Attempts      uint32 `protobuf:"varint,11,opt,name=attempts,proto3" json:"attempts,omitempty"`
-	Attempt       string `protobuf:"bytes,12,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Attempts uint32 `protobuf:"varint,11,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	Attempt  string `protobuf:"bytes,12,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// A reaper works on it until then, milliseconds since the Unix epoch.
+	LeasedUntil   int64 `protobuf:"varint,13,opt,name=leased_until,json=leasedUntil,proto3" json:"leased_until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1639,6 +1659,13 @@ func (x *Due) GetAttempt() string {
 	return ""
 }
 
+func (x *Due) GetLeasedUntil() int64 {
+	if x != nil {
+		return x.LeasedUntil
+	}
+	return 0
+}
+
 var File_nova_index_v1_records_proto protoreflect.FileDescriptor
 
 const file_nova_index_v1_records_proto_rawDesc = "" +
@@ -1705,7 +1732,7 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x06object\x18\x04 \x01(\tR\x06object\x12\x12\n" +
 	"\x04size\x18\x05 \x01(\x04R\x04size\x12\x16\n" +
 	"\x06shards\x18\x06 \x03(\rR\x06shards\x12\x18\n" +
-	"\aattempt\x18\a \x01(\tR\aattempt\"\xb3\x02\n" +
+	"\aattempt\x18\a \x01(\tR\aattempt\"\xf0\x02\n" +
 	"\x10StreamDescriptor\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12\x16\n" +
 	"\x06bucket\x18\x02 \x01(\tR\x06bucket\x12\x12\n" +
@@ -1716,7 +1743,12 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\rrequest_token\x18\a \x01(\tR\frequestToken\x12\x1d\n" +
 	"\n" +
 	"created_at\x18\b \x01(\x03R\tcreatedAt\x12\x18\n" +
-	"\aattempt\x18\t \x01(\tR\aattempt\"\xd7\x01\n" +
+	"\aattempt\x18\t \x01(\tR\aattempt\x12\x1e\n" +
+	"\n" +
+	"unfinished\x18\n" +
+	" \x01(\bR\n" +
+	"unfinished\x12\x1b\n" +
+	"\tbucket_id\x18\v \x01(\tR\bbucketId\"\xd7\x01\n" +
 	"\rProducerBatch\x12\x1b\n" +
 	"\tbatch_seq\x18\x01 \x01(\x04R\bbatchSeq\x12\x1b\n" +
 	"\tfirst_seq\x18\x02 \x01(\x04R\bfirstSeq\x12\x19\n" +
@@ -1764,7 +1796,7 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
 	"\tstream_id\x18\x03 \x01(\tR\bstreamId\x12\x14\n" +
 	"\x05shard\x18\x04 \x01(\rR\x05shard\x12\x18\n" +
-	"\aattempt\x18\x05 \x01(\tR\aattempt\"\xa9\x02\n" +
+	"\aattempt\x18\x05 \x01(\tR\aattempt\"\xcc\x02\n" +
 	"\x03Due\x12\x15\n" +
 	"\x06due_id\x18\x01 \x01(\tR\x05dueId\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12\x0e\n" +
@@ -1778,7 +1810,8 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x06number\x18\n" +
 	" \x01(\x04R\x06number\x12\x1a\n" +
 	"\battempts\x18\v \x01(\rR\battempts\x12\x18\n" +
-	"\aattempt\x18\f \x01(\tR\aattempt*j\n" +
+	"\aattempt\x18\f \x01(\tR\aattempt\x12!\n" +
+	"\fleased_until\x18\r \x01(\x03R\vleasedUntil*j\n" +
 	"\tLifeState\x12\x1a\n" +
 	"\x16LIFE_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fLIFE_STATE_LIVE\x10\x01\x12\x17\n" +

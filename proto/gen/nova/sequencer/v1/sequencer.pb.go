@@ -534,10 +534,13 @@ func (x *FetchResponse) GetPieces() []*Piece {
 }
 
 type DeleteStreamRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Stream        *StreamKey             `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
-	Bucket        string                 `protobuf:"bytes,2,opt,name=bucket,proto3" json:"bucket,omitempty"`
-	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Stream *StreamKey             `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	Bucket string                 `protobuf:"bytes,2,opt,name=bucket,proto3" json:"bucket,omitempty"`
+	Name   string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// The caller has armed a due marker that leads back to this delete: another
+	// one is not needed, and would multiply with every try.
+	Armed         bool `protobuf:"varint,4,opt,name=armed,proto3" json:"armed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -591,6 +594,13 @@ func (x *DeleteStreamRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *DeleteStreamRequest) GetArmed() bool {
+	if x != nil {
+		return x.Armed
+	}
+	return false
 }
 
 type DeleteStreamResponse struct {
@@ -748,11 +758,12 @@ const file_nova_sequencer_v1_sequencer_proto_rawDesc = "" +
 	"\rFetchResponse\x124\n" +
 	"\x05state\x18\x01 \x01(\v2\x1e.nova.sequencer.v1.StreamStateR\x05state\x12\x1b\n" +
 	"\tstart_seq\x18\x02 \x01(\x04R\bstartSeq\x120\n" +
-	"\x06pieces\x18\x03 \x03(\v2\x18.nova.sequencer.v1.PieceR\x06pieces\"w\n" +
+	"\x06pieces\x18\x03 \x03(\v2\x18.nova.sequencer.v1.PieceR\x06pieces\"\x8d\x01\n" +
 	"\x13DeleteStreamRequest\x124\n" +
 	"\x06stream\x18\x01 \x01(\v2\x1c.nova.sequencer.v1.StreamKeyR\x06stream\x12\x16\n" +
 	"\x06bucket\x18\x02 \x01(\tR\x06bucket\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\x16\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x14\n" +
+	"\x05armed\x18\x04 \x01(\bR\x05armed\"\x16\n" +
 	"\x14DeleteStreamResponse\"L\n" +
 	"\x14RefreshStreamRequest\x124\n" +
 	"\x06stream\x18\x01 \x01(\v2\x1c.nova.sequencer.v1.StreamKeyR\x06stream\"\x17\n" +
