@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) {
 	// Each check waits for reconnections; the command line may ask for more.
-	if err := flag.Set("rapid.checks", "30"); err != nil {
+	if err := flag.Set("rapid.checks", "20"); err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(m)

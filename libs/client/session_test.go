@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/nova-stream/nova/libs/client"
@@ -261,7 +263,20 @@ func TestSessionLeavesAServerThatHangs(t *testing.T) {
 }
 
 func TestIdleSessionOutlivesItsPatience(t *testing.T) {
-	srv, c := start(t)
+	srv := clienttest.New()
+	srv.Create(bucket, name)
+	var conn atomic.Pointer[net.Conn]
+	c, err := client.Dial("passthrough:///"+srv.Serve(t), client.Options{Dial: []grpc.DialOption{
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+			conn.Store(&c)
+			return c, err
+		}),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
 	cfg := config
 	cfg.Patience, cfg.Silence = 100*time.Millisecond, 50*time.Millisecond
 	s := c.OpenSession(limit(t), cfg)
@@ -269,18 +284,17 @@ func TestIdleSessionOutlivesItsPatience(t *testing.T) {
 	if err := s.Flush(limit(t)); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case <-s.Done():
-		t.Fatal("the session is over without reason")
-	case <-time.After(4 * cfg.Patience):
-	}
-	var cut atomic.Bool
-	srv.SetFault(func(step clienttest.Step) error {
-		if step == clienttest.Taking && cut.CompareAndSwap(false, true) {
-			return clienttest.Cut
+	stays := func() {
+		t.Helper()
+		select {
+		case <-s.Done():
+			t.Fatal("the session is over without reason")
+		case <-time.After(3 * cfg.Patience):
 		}
-		return nil
-	})
+	}
+	stays()
+	_ = (*conn.Load()).Close() // nothing is under way
+	stays()
 	send(t, s, batchOf("1"))
 	if p, err := s.Close(limit(t)); err != nil || p.Records != 2 {
 		t.Errorf("%+v, %v", p, err)
