@@ -138,6 +138,7 @@ func (o *observer) ServerReporter(ctx context.Context, m interceptors.CallMeta) 
 	c := &call{o: o, method: o.method(m.Service, m.Method)}
 	if o.tracer != nil {
 		ctx = propagation.TraceContext{}.Extract(ctx, incoming{ctx})
+		//nolint:spancheck // PostCall ends it.
 		ctx, c.span = o.tracer.Start(ctx, c.method.name, trace.WithSpanKind(trace.SpanKindServer),
 			trace.WithAttributes(attrSystem.String("grpc"), attrMethod.String(c.method.name)))
 	}
@@ -154,6 +155,7 @@ func (o *observer) ClientReporter(ctx context.Context, m interceptors.CallMeta) 
 	}
 	c := &call{o: o, method: o.method(m.Service, m.Method)}
 	if o.tracer != nil {
+		//nolint:spancheck // PostCall ends it.
 		ctx, c.span = o.tracer.Start(ctx, c.method.name, trace.WithSpanKind(trace.SpanKindClient),
 			trace.WithAttributes(attrSystem.String("grpc"), attrMethod.String(c.method.name)))
 		carrier := propagation.MapCarrier{}

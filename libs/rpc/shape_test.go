@@ -313,7 +313,9 @@ func TestCallerCancels(t *testing.T) {
 		if _, err := s.append().Append(ctx, &novapb.AppendRequest{}); status.Code(err) != codes.DeadlineExceeded {
 			t.Errorf("unary: %v", err)
 		}
-		<-ended
+		if err := <-ended; err == nil {
+			t.Error("unary: the handler's context did not end")
+		}
 		ctx, cancel = context.WithCancel(context.Background())
 		ss, err := s.append().AppendSession(ctx)
 		if err != nil {

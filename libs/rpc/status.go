@@ -10,22 +10,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// statusOf returns what a caller may see of a handler's error, and whether
-// that hides something worth logging.
-func statusOf(err error) (seen error, hides bool) {
-	if err == nil {
-		return nil, false
-	}
+// seen returns what a caller may see of a handler's error, which is not nil.
+func seen(err error) error {
 	if s, ok := status.FromError(err); ok {
-		return s.Err(), false
+		return s.Err()
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return status.Error(codes.DeadlineExceeded, "the deadline passed"), true
+		return status.Error(codes.DeadlineExceeded, "the deadline passed")
 	case errors.Is(err, context.Canceled):
-		return status.Error(codes.Canceled, "the call was canceled"), true
+		return status.Error(codes.Canceled, "the call was canceled")
 	}
-	return status.Error(codes.Internal, "internal error"), true
+	return status.Error(codes.Internal, "internal error")
 }
 
 func statusUnary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -46,11 +42,11 @@ func statusStream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handl
 
 // concealed notes a hidden cause for the call's log line.
 func concealed(ctx context.Context, err error) error {
-	seen, hides := statusOf(err)
-	if c, ok := ctx.Value(callKey{}).(*call); ok && hides {
+	_, shown := status.FromError(err)
+	if c, ok := ctx.Value(callKey{}).(*call); ok && !shown {
 		c.cause = err
 	}
-	return seen
+	return seen(err)
 }
 
 // statusServerStream gives the handler the errors of a network stream also in

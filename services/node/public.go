@@ -37,7 +37,7 @@ func (p *Public) Flags(f *config.Flags) {
 	f.String(&p.Cert, "tls-cert", "", "PEM file of the certificate of the public listeners; empty: no TLS")
 	f.String(&p.Key, "tls-key", "", "PEM file of the key of --tls-cert")
 	f.String(&p.ClientCA, "tls-client-ca", "", "PEM file of the authorities whose client certificates are demanded; empty: none are")
-	f.String(&p.Domain, "domain", "", "serve each bucket also at https://<bucket>.<domain>")
+	f.String(&p.Domain, "domain", "", "serve each bucket also at https://{bucket}.{domain}")
 	f.Strings(&p.Origins, "cors-origin", nil, "origins that browsers may call from; empty: none")
 }
 

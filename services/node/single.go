@@ -101,7 +101,7 @@ func (s *Settings) run(ctx context.Context, service discovery.Service, start fun
 	}
 	select {
 	case <-ctx.Done():
-		p.Log.Info("stopping")
+		p.Log.InfoContext(ctx, "stopping")
 		return nil
 	case err := <-g.failed:
 		return err

@@ -193,7 +193,7 @@ func Run(ctx context.Context, cfg Config) error {
 			tick.Stop()
 			log.InfoContext(ctx, "ready", "after", time.Since(begun).Round(time.Millisecond))
 		case <-ctx.Done():
-			log.Info("stopping")
+			log.InfoContext(ctx, "stopping")
 			return n.Close()
 		case err := <-n.Failed():
 			return errors.Join(err, n.Close())

@@ -12,14 +12,18 @@ import (
 
 func main() {
 	s := node.Outside{Handler: gateway.Handler}
+	var cfg gateway.Config
 	config.Program{
 		Name:  "nova-gateway",
 		About: "The gateway: the public API, gRPC and JSON, for callers outside the trust domain.",
-		Flags: s.Flags,
+		Flags: func(f *config.Flags) {
+			s.Flags(f)
+			f.Uint32(&cfg.Shards, "shards", 256, "number of shards of a deployment that is new; later it never changes")
+		},
 		Check: s.Check,
 		Run: func(ctx context.Context) error {
 			return s.Run(ctx, func(_ context.Context, p *node.Process, _ string) (node.Part, error) {
-				return gateway.New(gateway.Config{}, gateway.Deps{
+				return gateway.New(cfg, gateway.Deps{
 					Index: p.Index, Router: p.Router, Readers: p.Pool.Service(discovery.Reader), Registry: p.Registry, Log: p.Log,
 				})
 			})

@@ -14,6 +14,8 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A second signal ends the program at once.
 	context.AfterFunc(ctx, stop)
+	// A reader that has enough, such as head, is seen when writing to it.
+	signal.Ignore(syscall.SIGPIPE)
 	terminal := false
 	if info, err := os.Stderr.Stat(); err == nil {
 		terminal = info.Mode()&os.ModeCharDevice != 0
