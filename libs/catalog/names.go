@@ -48,33 +48,53 @@ func NewNames(c *Client) *Names {
 // that stream now: STREAM_NOT_FOUND otherwise.
 func (n *Names) Resolve(ctx context.Context, bucket, name, wantID string, why Purpose) (Named, error) {
 	key := nameKey{bucket, name}
-	if found, ok := n.cache.GetIfPresent(key); ok {
-		if wantID == "" || found.ID.String() == wantID {
-			return found, nil
+	found, ok := n.cache.GetIfPresent(key)
+	if !ok {
+		// Many may miss a name at once. What they share creates nothing, whatever
+		// each of them would.
+		var err error
+		found, err = n.cache.Get(ctx, key, otter.LoaderFunc[nameKey, Named](func(ctx context.Context, key nameKey) (Named, error) {
+			// Others wait for the answer: it does not end with who asked first.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*patience)
+			defer cancel()
+			return n.ask(ctx, key, 0)
+		}))
+		if wantID == "" && reason.Is(err, reason.StreamNotFound) {
+			return n.fresh(ctx, key, why)
 		}
-		// It may be the newer one that the caller knows.
-		n.cache.Invalidate(key)
+		if err != nil {
+			return Named{}, err
+		}
 	}
-	found, err := n.cache.Get(ctx, key, otter.LoaderFunc[nameKey, Named](func(ctx context.Context, key nameKey) (Named, error) {
-		return n.load(ctx, key, why, wantID != "")
-	}))
+	if wantID == "" || found.ID.String() == wantID {
+		return found, nil
+	}
+	// It may be the newer one that the caller knows. Who knows an id does not
+	// create another stream.
+	found, err := n.fresh(ctx, key, 0)
 	if err != nil {
 		return Named{}, err
 	}
-	if wantID != "" && found.ID.String() != wantID {
+	if found.ID.String() != wantID {
 		return Named{}, reason.New(codes.NotFound, reason.StreamNotFound, "the name does not mean stream "+wantID)
 	}
 	return found, nil
 }
 
-// load asks the index. Others may wait for the answer, so it does not end with
-// the caller that asked first. Who knows an id does not create another stream.
-func (n *Names) load(ctx context.Context, key nameKey, why Purpose, known bool) (Named, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*patience)
-	defer cancel()
+// fresh asks the index now and remembers the answer.
+func (n *Names) fresh(ctx context.Context, key nameKey, why Purpose) (Named, error) {
+	found, err := n.ask(ctx, key, why)
+	if err != nil {
+		return Named{}, err
+	}
+	n.cache.Set(key, found)
+	return found, nil
+}
+
+func (n *Names) ask(ctx context.Context, key nameKey, why Purpose) (Named, error) {
 	res, err := again(ctx, func() (*indexpb.ResolveStreamResponse, error) {
 		return n.client.index.ResolveStream(ctx, &indexpb.ResolveStreamRequest{
-			Bucket: key.bucket, Stream: key.name, ForAppend: why == ForAppend && !known, ForRead: why == ForRead && !known,
+			Bucket: key.bucket, Stream: key.name, ForAppend: why == ForAppend, ForRead: why == ForRead,
 		})
 	})
 	if err != nil {

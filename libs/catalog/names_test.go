@@ -130,14 +130,30 @@ func TestNameIsResolvedForAWantedID(t *testing.T) {
 	}
 }
 
+// What many may share creates nothing; each of them then asks for its purpose.
 func TestNameIsResolvedForItsPurpose(t *testing.T) {
 	for why, want := range map[Purpose][2]bool{ForAppend: {true, false}, ForRead: {false, true}} {
-		a := &answers{resolve: func(int, *indexpb.ResolveStreamRequest) (string, error) { return stream.NewID().String(), nil }}
-		if _, err := newNames(t, a).Resolve(t.Context(), "bucket", "s", "", why); err != nil {
+		a := &answers{resolve: func(_ int, req *indexpb.ResolveStreamRequest) (string, error) {
+			if !req.GetForAppend() && !req.GetForRead() {
+				return "", reason.New(codes.NotFound, reason.StreamNotFound, "none")
+			}
+			return stream.NewID().String(), nil
+		}}
+		names := newNames(t, a)
+		made, err := names.Resolve(t.Context(), "bucket", "s", "", why)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if got := [2]bool{a.asked[0].GetForAppend(), a.asked[0].GetForRead()}; got != want {
+		if got := [2]bool{a.asked[1].GetForAppend(), a.asked[1].GetForRead()}; got != want {
 			t.Errorf("purpose %d asks %v, want %v", why, got, want)
+		}
+		if again, err := names.Resolve(t.Context(), "bucket", "s", "", why); err != nil || again != made || a.calls() != 2 {
+			t.Errorf("%v, %v after %d calls; want %v", again, err, a.calls(), made)
+		}
+		// Who knows an id creates nothing.
+		_, err = names.Resolve(t.Context(), "bucket", "t", stream.NewID().String(), why)
+		if !reason.Is(err, reason.StreamNotFound) || a.calls() != 3 {
+			t.Errorf("%v after %d calls", err, a.calls())
 		}
 	}
 }
@@ -177,7 +193,7 @@ func TestNameIsResolvedOnceForMany(t *testing.T) {
 func TestNameThatIsNotFoundIsNotRemembered(t *testing.T) {
 	id := stream.NewID()
 	a := &answers{resolve: func(n int, _ *indexpb.ResolveStreamRequest) (string, error) {
-		if n == 1 {
+		if n <= 2 {
 			return "", reason.New(codes.NotFound, reason.StreamNotFound, "none")
 		}
 		return id.String(), nil
