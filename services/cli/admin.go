@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -26,7 +29,10 @@ func (a *app) verifyCommand() *cobra.Command {
 			case len(args) == 1 && all, len(args) == 0 && !all:
 				return usagef("verify needs a stream, a bucket, or --all")
 			case len(args) == 1:
-				req.Bucket, req.Stream, _ = strings.Cut(args[0], "/")
+				slash := false
+				if req.Bucket, req.Stream, slash = strings.Cut(args[0], "/"); req.Bucket == "" || slash && req.Stream == "" {
+					return usagef("verify needs BUCKET/STREAM or BUCKET, got %q", args[0])
+				}
 			}
 			return a.verify(cmd.Context(), req)
 		},
@@ -113,14 +119,14 @@ func (a *app) nodeCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.show(v, func(w io.Writer) { fmt.Fprintln(w, use, args[0]) })
+				return a.show(v, func(w io.Writer) { nodeText(w, use, args[0], v) })
 			})
 		}}
 	}
 	return group("node", "show and steer a node",
 		one("stats", "show a node's figures", func(ctx context.Context, c *client.Client, node string) (any, error) {
 			res, err := c.Admin.GetNodeStats(ctx, &novapb.GetNodeStatsRequest{NodeId: node})
-			return view(res), err
+			return res.GetStats(), err
 		}),
 		one("drain", "hand a node's work to others", func(ctx context.Context, c *client.Client, node string) (any, error) {
 			_, err := c.Admin.DrainNode(ctx, &novapb.DrainNodeRequest{NodeId: node})
@@ -130,6 +136,19 @@ func (a *app) nodeCommand() *cobra.Command {
 			_, err := c.Admin.UndrainNode(ctx, &novapb.UndrainNodeRequest{NodeId: node})
 			return map[string]string{"undrained": node}, err
 		}))
+}
+
+func nodeText(w io.Writer, use, node string, v any) {
+	stats, ok := v.(map[string]float64)
+	if !ok {
+		fmt.Fprintln(w, use, node)
+		return
+	}
+	var rows [][]string
+	for _, name := range slices.Sorted(maps.Keys(stats)) {
+		rows = append(rows, []string{name, strconv.FormatFloat(stats[name], 'f', -1, 64)})
+	}
+	table(w, rows...)
 }
 
 func (a *app) shardCommand() *cobra.Command {
@@ -222,15 +241,31 @@ func (a *app) tokenCommand() *cobra.Command {
 	mint.Flags().StringVar(&ttl, "ttl", "", "how long it is valid, for example 30d; absent: for ever")
 	list := &cobra.Command{Use: "list", Short: "list credentials", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
-			res, err := c.Admin.ListTokens(ctx, &novapb.ListTokensRequest{})
-			if err != nil {
-				return err
-			}
-			return a.show(view(res), func(w io.Writer) {
-				for _, t := range res.GetTokens() {
-					fmt.Fprintln(w, t.GetTokenId())
+			rows := [][]string{{"ID", "OPERATIONS", "BUCKETS", "STREAMS", "EXPIRES", "REVOKED"}}
+			for after := ""; ; {
+				res, err := c.Admin.ListTokens(ctx, &novapb.ListTokensRequest{StartAfter: after})
+				if err != nil {
+					return err
 				}
-			})
+				for _, t := range res.GetTokens() {
+					after = t.GetTokenId()
+					if a.output == "json" {
+						if err := a.show(view(t), nil); err != nil {
+							return err
+						}
+					}
+					rows = append(rows, []string{
+						t.GetTokenId(), strings.Join(t.GetOperations(), ","), strings.Join(t.GetBuckets(), ","), strings.Join(t.GetStreams(), ","), when(t.GetExpiresAt()), fmt.Sprint(t.GetRevoked()),
+					})
+				}
+				if !res.GetHasMore() || len(res.GetTokens()) == 0 {
+					break
+				}
+			}
+			if a.output != "json" {
+				table(a.Out, rows...)
+			}
+			return nil
 		})
 	}}
 	revoke := &cobra.Command{Use: "revoke ID", Short: "end a credential", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {

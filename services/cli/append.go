@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// pauseFlush is how long a record waits for others when the input pauses.
+	// pauseFlush is how long a record waits for others of its batch.
 	pauseFlush = 10 * time.Millisecond
 	// settleTime is how long an interrupted append waits for what is under way.
 	settleTime = 5 * time.Second
@@ -33,7 +33,7 @@ type appendFlags struct {
 	producer     string
 	epoch        uint64
 	match, token string
-	patience     time.Duration
+	patience     duration
 }
 
 func (a *app) appendCommand() *cobra.Command {
@@ -48,28 +48,33 @@ Formats: lines (a record is a line, split at LF only, without it), json (an
 object {"body","headers","timestamp","encoding"} per line), raw (a record is a
 whole file). Without FILE, or with -, it reads standard input.
 
-An interrupt stops reading, waits shortly for what is under way, and says how
-far it got.`,
+A line or record beyond 1 MiB ends it, after everything before was stored. An
+interrupt stops reading, waits shortly for what is under way, and says how far
+it got: a whole number of batches. Records that come slowly are sent at once.
+
+The last line is "appended N records, seq A..B", both inclusive; with -o json
+{"records","first_seq","last_seq","complete"}.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.append(cmd, o, args[0], args[1:]) },
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.create, "create", false, "create the stream, and its bucket, if they do not exist")
+	f.BoolVar(&o.create, "create", false, "create the stream, and its bucket too, if they do not exist")
 	f.StringVar(&o.format, "format", "lines", "lines, json or raw")
 	f.IntVar(&o.batch, "batch", stream.MaxBatchRecords, "records in one batch at most, 1..1000")
-	f.StringVar(&o.producer, "producer", "", "producer id, for exactly-once over several runs; needs --producer-epoch")
-	f.Uint64Var(&o.epoch, "producer-epoch", 0, "epoch of --producer; higher than in any run before")
+	f.StringVar(&o.producer, "producer", "", "name of the producer: a later run fences an earlier one of the same name; default a new one")
+	f.Uint64Var(&o.epoch, "producer-epoch", 0, "epoch of --producer, which fences lower ones; default the present time in milliseconds")
 	f.StringVar(&o.match, "match-seq", "", "fail unless the first record gets this number; 0: the stream must be empty")
 	f.StringVar(&o.token, "fencing-token", "", "fail unless it is the stream's fencing token")
-	f.DurationVar(&o.patience, "patience", 2*time.Minute, "how long to try again while nothing is acknowledged")
+	o.patience = duration(2 * time.Minute)
+	f.Var(&o.patience, "patience", "how long to try again while nothing is acknowledged")
 	return cmd
 }
 
-// input is a record, or why there are no more.
+// input is a run of records that were there without waiting, or why there are
+// no more.
 type input struct {
-	record *novapb.AppendRecord
-	idle   bool // reading on would wait
-	err    error
+	records []*novapb.AppendRecord
+	err     error
 }
 
 func (a *app) append(cmd *cobra.Command, o appendFlags, target string, files []string) error {
@@ -84,9 +89,23 @@ func (a *app) append(cmd *cobra.Command, o appendFlags, target string, files []s
 	if o.batch < 1 || o.batch > stream.MaxBatchRecords {
 		return usagef("--batch must be 1..%d, is %d", stream.MaxBatchRecords, o.batch)
 	}
-	cfg := client.SessionConfig{Bucket: bucket, Stream: name, Producer: o.producer, Epoch: o.epoch, Patience: o.patience}
-	if cmd.Flags().Changed("producer") && !cmd.Flags().Changed("producer-epoch") {
-		return usagef("--producer needs --producer-epoch")
+	cfg := client.SessionConfig{Bucket: bucket, Stream: name, Producer: o.producer, Epoch: o.epoch, Patience: time.Duration(o.patience)}
+	if cmd.Flags().Changed("producer-epoch") && o.producer == "" {
+		return usagef("--producer-epoch needs --producer")
+	}
+	if o.patience == 0 {
+		return usagef("--patience must be above 0")
+	}
+	if len(files) == 0 {
+		files = []string{"-"}
+	}
+	// Found out before anything is appended, where it can be.
+	for _, name := range files {
+		if info, err := os.Stat(name); name != "-" && err != nil {
+			return err
+		} else if err == nil && name != "-" && info.IsDir() {
+			return fmt.Errorf("%s is a directory", name)
+		}
 	}
 	if o.match != "" {
 		n, err := number("--match-seq", o.match)
@@ -104,14 +123,14 @@ func (a *app) append(cmd *cobra.Command, o appendFlags, target string, files []s
 	}
 	defer done()
 	if o.create {
-		if err := create(cmd.Context(), c, bucket, name, o.patience); err != nil {
+		if err := create(cmd.Context(), c, bucket, name, time.Duration(o.patience)); err != nil {
 			return err
 		}
 	}
 	// The session outlives an interrupt, to learn what became of what was sent.
 	session := c.OpenSession(context.WithoutCancel(cmd.Context()), cfg)
 	stopProgress := a.progress(session)
-	inputs := make(chan input, 2*stream.MaxBatchRecords)
+	inputs := make(chan input, runsQueued)
 	ctx, stop := context.WithCancel(cmd.Context())
 	go a.read(ctx, f, files, inputs)
 	readErr := sendAll(ctx, session, o.batch, inputs)
@@ -129,9 +148,7 @@ func (a *app) append(cmd *cobra.Command, o appendFlags, target string, files []s
 	}
 	p, err := session.Close(settle)
 	stopProgress()
-	if err := a.appended(p, err == nil && readErr == nil && cmd.Context().Err() == nil); err != nil {
-		return err
-	}
+	said := a.appended(p, err == nil && readErr == nil && cmd.Context().Err() == nil)
 	switch {
 	case err != nil && cmd.Context().Err() != nil && errors.Is(err, context.Canceled):
 		fmt.Fprintln(a.Err, "nova: interrupted; what was under way may be stored too")
@@ -141,8 +158,10 @@ func (a *app) append(cmd *cobra.Command, o appendFlags, target string, files []s
 	case cmd.Context().Err() != nil:
 		fmt.Fprintln(a.Err, "nova: interrupted")
 		return errSilent
+	case readErr != nil:
+		return readErr
 	}
-	return readErr
+	return said
 }
 
 // appended prints the last line.
@@ -185,7 +204,15 @@ func create(ctx context.Context, c *client.Client, bucket, name string, patience
 	}
 }
 
-// read sends the records of all files, then closes inputs.
+// Bounds of what is read ahead: runs of so many bytes (or one record), so many
+// runs. With the session's window they bound the memory that append needs.
+const (
+	runBytes   = 128 << 10
+	runsQueued = 4
+)
+
+// read sends the records of all files, then closes inputs. A run leaves before
+// anything that could wait for more input.
 func (a *app) read(ctx context.Context, f format, files []string, inputs chan<- input) {
 	defer close(inputs)
 	send := func(in input) bool {
@@ -195,9 +222,6 @@ func (a *app) read(ctx context.Context, f format, files []string, inputs chan<- 
 		case <-ctx.Done():
 			return false
 		}
-	}
-	if len(files) == 0 {
-		files = []string{"-"}
 	}
 	for _, name := range files {
 		in, label := a.In, "standard input"
@@ -209,18 +233,13 @@ func (a *app) read(ctx context.Context, f format, files []string, inputs chan<- 
 			}
 			in, label = file, name
 		}
-		s := newSource(label, f, in)
-		for {
-			r, err := s.next()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if !send(input{record: r, err: err, idle: err == nil && s.idle()}) || err != nil {
-				break
-			}
-		}
+		err := readSource(newSource(label, f, in), send)
 		if file, ok := in.(*os.File); ok && name != "-" {
 			_ = file.Close()
+		}
+		if err != nil {
+			send(input{err: err})
+			return
 		}
 		if ctx.Err() != nil {
 			return
@@ -228,26 +247,55 @@ func (a *app) read(ctx context.Context, f format, files []string, inputs chan<- 
 	}
 }
 
-// sendAll batches records and sends them; a batch leaves when it is full or the
-// input pauses. It returns what was wrong with the input.
+// readSource sends the records of one source. What precedes a record that
+// cannot be read is sent.
+func readSource(s *source, send func(input) bool) error {
+	var run []*novapb.AppendRecord
+	size := 0
+	for {
+		r, err := s.next()
+		if err == nil {
+			run = append(run, r)
+			size += client.AppendSize(r)
+		}
+		if len(run) > 0 && (err != nil || size >= runBytes || len(run) >= stream.MaxBatchRecords || !s.ready()) {
+			if !send(input{records: run}) {
+				return nil
+			}
+			run, size = nil, 0
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// sendAll batches records and sends them; a batch leaves when it is full or its
+// first record waited for long enough. It returns what was wrong with the input.
 func sendAll(ctx context.Context, session *client.Session, most int, inputs <-chan input) error {
 	var batch []*novapb.AppendRecord
 	size := 0
+	timer := time.NewTimer(time.Hour) // runs while the batch is not empty
+	timer.Stop()
+	defer timer.Stop()
 	flush := func() bool {
 		if len(batch) == 0 {
 			return true
 		}
 		err := session.Send(ctx, batch)
 		batch, size = nil, 0
+		timer.Stop()
 		return err == nil // Close has the reason
 	}
-	timer := time.NewTimer(time.Hour)
-	timer.Stop()
-	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-session.Done():
+			return nil // it failed; Close has the reason
 		case <-timer.C:
 			if !flush() {
 				return nil
@@ -257,19 +305,19 @@ func sendAll(ctx context.Context, session *client.Session, most int, inputs <-ch
 				flush()
 				return in.err
 			}
-			n := recordSize(in.record)
-			if size+n > stream.MaxBatchBytes && !flush() {
-				return nil
-			}
-			batch = append(batch, in.record)
-			size += n
-			if len(batch) == most && !flush() {
-				return nil
-			}
-			if len(batch) > 0 && in.idle {
-				timer.Reset(pauseFlush)
-			} else {
-				timer.Stop()
+			for _, r := range in.records {
+				n := client.AppendSize(r)
+				if size+n > stream.MaxBatchBytes && !flush() {
+					return nil
+				}
+				if len(batch) == 0 {
+					timer.Reset(pauseFlush)
+				}
+				batch = append(batch, r)
+				size += n
+				if len(batch) == most && !flush() {
+					return nil
+				}
 			}
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/nova-stream/nova/libs/client"
 	"github.com/nova-stream/nova/libs/config"
 	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/libs/validate"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -50,16 +51,17 @@ type configFlags struct {
 	uncapped              bool
 }
 
-func (c *configFlags) declare(cmd *cobra.Command, creating bool) {
+// declare declares the flags; before goes in front of their descriptions.
+func (c *configFlags) declare(cmd *cobra.Command, before string, profile bool) {
 	f := cmd.Flags()
-	if creating {
-		f.StringVar(&c.profile, "profile", "", "standard or express; cannot be changed later")
+	if profile {
+		f.StringVar(&c.profile, "profile", "", before+"standard or express; a stream's cannot be changed later")
 	}
-	f.StringVar(&c.age, "retention-age", "", "remove records older than this, for example 7d; 0 keeps them")
-	f.Uint64Var(&c.bytes, "retention-bytes", 0, "remove oldest records beyond this many bytes; 0 keeps them")
-	f.StringVar(&c.timestamping, "timestamping", "", "client_prefer, client_require or arrival")
-	f.BoolVar(&c.uncapped, "uncapped-timestamps", false, "keep client timestamps that lie in the future")
-	f.StringVar(&c.empty, "delete-on-empty", "", "delete the stream once it was empty for this long; 0 never")
+	f.StringVar(&c.age, "retention-age", "", before+"remove records older than this, for example 7d; 0 keeps them")
+	f.Uint64Var(&c.bytes, "retention-bytes", 0, before+"remove oldest records beyond this many bytes; 0 keeps them")
+	f.StringVar(&c.timestamping, "timestamping", "", before+"client_prefer, client_require or arrival")
+	f.BoolVar(&c.uncapped, "uncapped-timestamps", false, before+"keep client timestamps that lie in the future")
+	f.StringVar(&c.empty, "delete-on-empty", "", before+"delete the stream once it was empty for this long; 0 never")
 }
 
 func (c *configFlags) proto(cmd *cobra.Command) (*novapb.StreamConfig, error) {
@@ -107,9 +109,8 @@ func millisFlag(flag, s string) (*int64, error) {
 
 func (a *app) bucketCommand() *cobra.Command {
 	var onAppend, onRead, force bool
-	var prefix, after string
-	var limit uint32
-	settings := func(cmd *cobra.Command) *novapb.BucketConfig {
+	var streams configFlags
+	settings := func(cmd *cobra.Command) (*novapb.BucketConfig, error) {
 		c := &novapb.BucketConfig{}
 		if cmd.Flags().Changed("create-stream-on-append") {
 			c.CreateStreamOnAppend = &onAppend
@@ -117,16 +118,25 @@ func (a *app) bucketCommand() *cobra.Command {
 		if cmd.Flags().Changed("create-stream-on-read") {
 			c.CreateStreamOnRead = &onRead
 		}
-		return c
+		defaults, err := streams.proto(cmd)
+		if err == nil && proto.Size(defaults) > 0 {
+			c.DefaultStreamConfig = defaults
+		}
+		return c, err
 	}
 	declare := func(cmd *cobra.Command) *cobra.Command {
 		cmd.Flags().BoolVar(&onAppend, "create-stream-on-append", false, "create a stream that an append names")
 		cmd.Flags().BoolVar(&onRead, "create-stream-on-read", false, "create a stream that a read names")
+		streams.declare(cmd, "default for new streams: ", true)
 		return cmd
 	}
 	create := declare(&cobra.Command{Use: "create BUCKET", Short: "create a bucket", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		wanted, err := settings(cmd)
+		if err != nil {
+			return err
+		}
 		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
-			res, err := c.Buckets.CreateBucket(ctx, &novapb.CreateBucketRequest{Bucket: args[0], Config: settings(cmd)})
+			res, err := c.Buckets.CreateBucket(ctx, &novapb.CreateBucketRequest{Bucket: args[0], Config: wanted})
 			if err != nil {
 				return err
 			}
@@ -142,26 +152,29 @@ func (a *app) bucketCommand() *cobra.Command {
 			return a.showBuckets(res.GetBucket())
 		})
 	}}
-	list := &cobra.Command{Use: "list", Short: "list buckets", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
-			var all []*novapb.Bucket
-			for more := true; more && (limit == 0 || uint32(len(all)) < limit); {
-				res, err := c.Buckets.ListBuckets(ctx, &novapb.ListBucketsRequest{Prefix: prefix, StartAfter: after, Limit: page(limit, len(all))})
-				if err != nil {
-					return err
-				}
-				all = append(all, res.GetBuckets()...)
-				if more = res.GetHasMore() && len(res.GetBuckets()) > 0; more {
-					after = all[len(all)-1].GetName()
-				}
+	var which listing
+	list := &cobra.Command{Use: "list", Short: "list buckets, in byte order of names", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		return a.pages(cmd, which, func(ctx context.Context, c *client.Client, p listing) (string, int, bool, error) {
+			res, err := c.Buckets.ListBuckets(ctx, &novapb.ListBucketsRequest{Prefix: p.prefix, StartAfter: p.after, Limit: p.limit})
+			if err != nil || len(res.GetBuckets()) == 0 && !p.first {
+				return "", 0, false, err
 			}
-			return a.showBuckets(all...)
+			all := res.GetBuckets()
+			last := ""
+			if len(all) > 0 {
+				last = all[len(all)-1].GetName()
+			}
+			return last, len(all), res.GetHasMore(), a.showBuckets(all...)
 		})
 	}}
-	listFlags(list, &prefix, &after, &limit)
+	which.declare(list)
 	update := declare(&cobra.Command{Use: "update BUCKET", Short: "change a bucket's settings", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		wanted, err := settings(cmd)
+		if err != nil {
+			return err
+		}
 		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
-			res, err := c.Buckets.UpdateBucket(ctx, &novapb.UpdateBucketRequest{Bucket: args[0], Config: settings(cmd)})
+			res, err := c.Buckets.UpdateBucket(ctx, &novapb.UpdateBucketRequest{Bucket: args[0], Config: wanted})
 			if err != nil {
 				return err
 			}
@@ -181,19 +194,39 @@ func (a *app) bucketCommand() *cobra.Command {
 	return group("bucket", "manage buckets", create, get, list, update, remove)
 }
 
-func listFlags(cmd *cobra.Command, prefix, after *string, limit *uint32) {
-	cmd.Flags().StringVar(prefix, "prefix", "", "only names that start with it")
-	cmd.Flags().StringVar(after, "start-after", "", "only names after it, in byte order")
-	cmd.Flags().Uint32Var(limit, "limit", 0, "at most this many; 0 shows all")
+// listing says what to list.
+type listing struct {
+	prefix, after string
+	limit         uint32 // of all pages, 0 none; of this page
+	first         bool   // page
 }
 
-// page is the size of the next page of a list.
-func page(limit uint32, have int) uint32 {
-	const most = 1000
-	if limit == 0 {
-		return most
+func (l *listing) declare(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&l.prefix, "prefix", "", "only names that start with it")
+	cmd.Flags().StringVar(&l.after, "start-after", "", "only names after it, in byte order")
+	cmd.Flags().Uint32Var(&l.limit, "limit", 0, "at most this many; 0 shows all")
+}
+
+// pages shows a list page by page, however long it is. one shows a page and
+// returns its last name, its length, and whether more follow.
+func (a *app) pages(cmd *cobra.Command, l listing, one func(context.Context, *client.Client, listing) (string, int, bool, error)) error {
+	left, page := l.limit, l
+	for page.first = true; ; page.first = false {
+		page.limit = validate.MaxListLimit
+		if l.limit > 0 {
+			page.limit = min(page.limit, left)
+		}
+		more := false
+		err := a.call(cmd, func(ctx context.Context, c *client.Client) error {
+			last, n, has, err := one(ctx, c, page)
+			page.after, more = last, has && n > 0
+			left -= min(left, uint32(n))
+			return err
+		})
+		if err != nil || !more || l.limit > 0 && left == 0 {
+			return err
+		}
 	}
-	return min(most, limit-uint32(have))
 }
 
 func (a *app) showBuckets(buckets ...*novapb.Bucket) error {
@@ -225,8 +258,6 @@ func (a *app) showBuckets(buckets ...*novapb.Bucket) error {
 
 func (a *app) streamCommand() *cobra.Command {
 	var made, changed configFlags
-	var prefix, after string
-	var limit uint32
 	one := func(use, short string, f func(cmd *cobra.Command, ctx context.Context, c *client.Client, bucket, name string) error) *cobra.Command {
 		return &cobra.Command{Use: use + " BUCKET/STREAM", Short: short, Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
 			bucket, name, err := streamName(args[0])
@@ -247,7 +278,7 @@ func (a *app) streamCommand() *cobra.Command {
 		}
 		return a.showStream(res.GetStream(), nil)
 	})
-	made.declare(create, true)
+	made.declare(create, "", true)
 	get := one("get", "show a stream: settings, first and next number, bytes, leader", func(_ *cobra.Command, ctx context.Context, c *client.Client, bucket, name string) error {
 		res, err := c.Streams.GetStream(ctx, &novapb.GetStreamRequest{Bucket: bucket, Stream: name})
 		if err != nil {
@@ -266,7 +297,7 @@ func (a *app) streamCommand() *cobra.Command {
 		}
 		return a.showStream(res.GetStream(), nil)
 	})
-	changed.declare(update, false)
+	changed.declare(update, "", false)
 	seal := one("seal", "close a stream for appends, for ever", func(_ *cobra.Command, ctx context.Context, c *client.Client, bucket, name string) error {
 		res, err := c.Appends.SealStream(ctx, &novapb.SealStreamRequest{Bucket: bucket, Stream: name})
 		if err != nil {
@@ -280,37 +311,42 @@ func (a *app) streamCommand() *cobra.Command {
 		}
 		return a.show(map[string]string{"deleted": bucket + "/" + name}, func(w io.Writer) { fmt.Fprintf(w, "deleted stream %s/%s\n", bucket, name) })
 	})
-	list := &cobra.Command{Use: "list BUCKET", Short: "list the streams of a bucket", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
-		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
-			var all []*novapb.Stream
-			for more := true; more && (limit == 0 || uint32(len(all)) < limit); {
-				res, err := c.Streams.ListStreams(ctx, &novapb.ListStreamsRequest{Bucket: args[0], Prefix: prefix, StartAfter: after, Limit: page(limit, len(all))})
-				if err != nil {
-					return err
-				}
-				all = append(all, res.GetStreams()...)
-				if more = res.GetHasMore() && len(res.GetStreams()) > 0; more {
-					after = all[len(all)-1].GetName()
-				}
+	var which listing
+	list := &cobra.Command{Use: "list BUCKET", Short: "list the streams of a bucket, in byte order of names", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		return a.pages(cmd, which, func(ctx context.Context, c *client.Client, p listing) (string, int, bool, error) {
+			res, err := c.Streams.ListStreams(ctx, &novapb.ListStreamsRequest{Bucket: args[0], Prefix: p.prefix, StartAfter: p.after, Limit: p.limit})
+			if err != nil || len(res.GetStreams()) == 0 && !p.first {
+				return "", 0, false, err
 			}
-			if a.output == "json" {
-				for _, s := range all {
-					if err := a.show(streamView(s, nil), nil); err != nil {
-						return err
-					}
-				}
-				return nil
+			all := res.GetStreams()
+			last := ""
+			if len(all) > 0 {
+				last = all[len(all)-1].GetName()
 			}
-			rows := [][]string{{"STREAM", "CREATED", "SHARD", "ID"}}
-			for _, s := range all {
-				rows = append(rows, []string{s.GetBucket() + "/" + s.GetName(), when(s.GetCreatedAt()), fmt.Sprint(s.GetShard()), s.GetStreamId()})
-			}
-			table(a.Out, rows...)
-			return nil
+			return last, len(all), res.GetHasMore(), a.showStreams(all)
 		})
 	}}
-	listFlags(list, &prefix, &after, &limit)
+	which.declare(list)
 	return group("stream", "manage streams", create, get, list, update, seal, remove)
+}
+
+func (a *app) showStreams(all []*novapb.Stream) error {
+	if a.output == "json" {
+		for _, s := range all {
+			if err := a.show(streamView(s, nil), nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	rows := [][]string{{"STREAM", "STATE", "CREATED", "SHARD", "ID"}}
+	for _, s := range all {
+		rows = append(rows, []string{
+			s.GetBucket() + "/" + s.GetName(), strings.ToLower(strings.TrimPrefix(s.GetState().String(), "STREAM_STATE_")), when(s.GetCreatedAt()), fmt.Sprint(s.GetShard()), s.GetStreamId(),
+		})
+	}
+	table(a.Out, rows...)
+	return nil
 }
 
 func (a *app) showStream(s *novapb.Stream, e *novapb.StreamExtent) error {
@@ -415,7 +451,13 @@ func (a *app) fenceCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.show(map[string]uint64{"tail": res.GetTail()}, func(w io.Writer) { fmt.Fprintf(w, "in force from %d on\n", res.GetTail()) })
+			return a.show(map[string]uint64{"tail": res.GetTail()}, func(w io.Writer) {
+				if args[1] == "" {
+					fmt.Fprintf(w, "cleared from %d on\n", res.GetTail())
+					return
+				}
+				fmt.Fprintf(w, "in force from %d on\n", res.GetTail())
+			})
 		})
 	}}
 }

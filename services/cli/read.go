@@ -152,11 +152,16 @@ func (a *app) readStream(cmd *cobra.Command, o readFlags, target string) error {
 		case from.tail != nil:
 			req.Start = &novapb.ReadRequest_TailOffset{TailOffset: *from.tail}
 		}
-		err = c.Read(cmd.Context(), client.ReadConfig{Request: req}, func(p *novapb.ReadResponse) error { return print(p.GetRecords()) })
+		err = c.Read(cmd.Context(), client.ReadConfig{Request: req}, func(p *novapb.ReadResponse) error {
+			if err := print(p.GetRecords()); err != nil {
+				return err
+			}
+			return out.Flush() // the next page may take its time
+		})
 	}
 	flushed := out.Flush()
-	if errors.Is(err, syscall.EPIPE) || errors.Is(flushed, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) || errors.Is(flushed, io.ErrClosedPipe) {
-		return nil // whoever reads has enough
+	if closedPipe(err) || closedPipe(flushed) {
+		return nil
 	}
 	if cmd.Context().Err() != nil {
 		if o.follow {
@@ -166,6 +171,12 @@ func (a *app) readStream(cmd *cobra.Command, o readFlags, target string) error {
 		return errSilent
 	}
 	return errors.Join(err, flushed)
+}
+
+// closedPipe reports whether whoever reads the output has enough, which is no
+// failure.
+func closedPipe(err error) bool {
+	return errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe)
 }
 
 func followStream(ctx context.Context, c *client.Client, req *novapb.SubscribeRequest, print func([]*novapb.Record) error, out *bufio.Writer) error {

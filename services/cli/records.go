@@ -10,8 +10,10 @@ import (
 	"io"
 	"strconv"
 	"time"
+	"unicode/utf16"
 	"unicode/utf8"
 
+	"github.com/nova-stream/nova/libs/client"
 	"github.com/nova-stream/nova/libs/config"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -35,13 +37,14 @@ func parseFormat(s string) (format, error) {
 }
 
 // recordJSON is a record as JSON. Encoding "base64" says that body and headers
-// are base64.
+// are base64. A header is a name and a value. Seq is ignored when appending, so
+// that what read printed can be appended.
 type recordJSON struct {
-	Seq       *uint64     `json:"seq,omitempty"`
-	Timestamp *int64      `json:"timestamp,omitempty"`
-	Headers   [][2]string `json:"headers,omitempty"`
-	Body      string      `json:"body"`
-	Encoding  string      `json:"encoding,omitempty"`
+	Seq       *uint64    `json:"seq,omitempty"`
+	Timestamp *int64     `json:"timestamp,omitempty"`
+	Headers   [][]string `json:"headers,omitempty"`
+	Body      string     `json:"body"`
+	Encoding  string     `json:"encoding,omitempty"`
 }
 
 // source yields the records of one input.
@@ -98,9 +101,12 @@ func (s *source) next() (*novapb.AppendRecord, error) {
 		return &novapb.AppendRecord{Body: line}, nil
 	}
 	if len(bytes.TrimSpace(line)) == 0 {
-		return s.next()
+		return s.next() // between objects, or after the last
 	}
 	r, err := parseRecord(line)
+	if n := client.AppendSize(r); err == nil && n > stream.MaxRecordBytes {
+		err = fmt.Errorf("%w: a record is at most %d bytes, is %d", errTooLong, stream.MaxRecordBytes, n)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s line %d: %w", s.name, s.line, err)
 	}
@@ -118,7 +124,7 @@ func (s *source) readLine(limit int) ([]byte, error) {
 			part = part[:len(part)-1]
 		}
 		if len(line)+len(part) > limit {
-			return nil, fmt.Errorf("%w: a record is at most %d bytes", errTooLong, limit)
+			return nil, fmt.Errorf("%w: a line is at most %d bytes in this format", errTooLong, limit)
 		}
 		line = append(line, part...)
 		if errors.Is(err, bufio.ErrBufferFull) {
@@ -131,12 +137,24 @@ func (s *source) readLine(limit int) ([]byte, error) {
 	}
 }
 
-// idle reports whether reading on would wait for more input.
-func (s *source) idle() bool { return s.in.Buffered() == 0 }
+// ready reports whether the next record is read without waiting for input.
+func (s *source) ready() bool {
+	if s.format == formatRaw {
+		return false
+	}
+	buffered, _ := s.in.Peek(s.in.Buffered()) // what is buffered can be peeked
+	return bytes.IndexByte(buffered, '\n') >= 0
+}
 
 func parseRecord(line []byte) (*novapb.AppendRecord, error) {
 	if !utf8.Valid(line) {
 		return nil, errors.New(`not UTF-8; write such bytes with "encoding":"base64"`)
+	}
+	if loneSurrogate(line) {
+		return nil, errors.New(`an escaped surrogate without its pair; write such bytes with "encoding":"base64"`)
+	}
+	if !bytes.HasPrefix(bytes.TrimSpace(line), []byte("{")) {
+		return nil, errors.New("not a JSON object")
 	}
 	var in recordJSON
 	dec := json.NewDecoder(bytes.NewReader(line))
@@ -144,7 +162,7 @@ func parseRecord(line []byte) (*novapb.AppendRecord, error) {
 	if err := dec.Decode(&in); err != nil {
 		return nil, err
 	}
-	if dec.More() {
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("more than one JSON value")
 	}
 	get := func(s string) ([]byte, error) { return []byte(s), nil }
@@ -161,6 +179,9 @@ func parseRecord(line []byte) (*novapb.AppendRecord, error) {
 		return nil, fmt.Errorf("body: %w", err)
 	}
 	for _, h := range in.Headers {
+		if len(h) != 2 {
+			return nil, fmt.Errorf("headers: each is a name and a value, one has %d parts", len(h))
+		}
 		name, nerr := get(h[0])
 		v, verr := get(h[1])
 		if err := errors.Join(nerr, verr); err != nil {
@@ -169,6 +190,44 @@ func parseRecord(line []byte) (*novapb.AppendRecord, error) {
 		out.Headers = append(out.Headers, &novapb.Header{Name: name, Value: v})
 	}
 	return out, nil
+}
+
+// loneSurrogate finds a \uD800..\uDFFF escape that is not half of a pair: Go's
+// decoder would put a replacement character in its place.
+func loneSurrogate(b []byte) bool {
+	for len(b) > 0 {
+		i := bytes.IndexByte(b, '\\')
+		if i < 0 {
+			return false
+		}
+		b = b[i:]
+		unit, ok := escapedUnit(b)
+		if !ok {
+			b = b[min(2, len(b)):] // another escape, perhaps of a backslash
+			continue
+		}
+		b = b[escapeLength:]
+		if !utf16.IsSurrogate(unit) {
+			continue
+		}
+		low, ok := escapedUnit(b)
+		if !ok || utf16.DecodeRune(unit, low) == utf8.RuneError {
+			return true
+		}
+		b = b[escapeLength:]
+	}
+	return false
+}
+
+const escapeLength = len(`\u0000`)
+
+// escapedUnit returns the UTF-16 unit of a \u escape at the start of b.
+func escapedUnit(b []byte) (rune, bool) {
+	if len(b) < escapeLength || b[0] != '\\' || b[1] != 'u' {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(string(b[2:escapeLength]), 16, 16)
+	return rune(n), err == nil
 }
 
 // writeRecord writes a record in a format.
@@ -195,19 +254,11 @@ func writeRecord(w *bufio.Writer, f format, r *novapb.Record) error {
 	}
 	out.Body = put(r.GetBody())
 	for _, h := range r.GetHeaders() {
-		out.Headers = append(out.Headers, [2]string{put(h.GetName()), put(h.GetValue())})
+		out.Headers = append(out.Headers, []string{put(h.GetName()), put(h.GetValue())})
 	}
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
 	return enc.Encode(out)
-}
-
-func recordSize(r *novapb.AppendRecord) int {
-	n := len(r.GetBody())
-	for _, h := range r.GetHeaders() {
-		n += len(h.GetName()) + len(h.GetValue())
-	}
-	return n
 }
 
 func number(what, s string) (uint64, error) {

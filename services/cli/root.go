@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"gopkg.in/yaml.v3"
 
@@ -68,28 +71,40 @@ func Execute(ctx context.Context, args []string, s Streams) int {
 	switch {
 	case err == nil:
 		return 0
+	case closedPipe(err):
+		return 0 // whoever reads the output has enough
 	case errors.Is(err, errSilent):
 		return 1
 	case errors.As(err, &usage) || !started:
 		fmt.Fprintf(s.Err, "nova: %v\nSee nova --help.\n", err)
 		return 2
 	}
-	fmt.Fprintln(s.Err, "nova: "+explain(err))
+	fmt.Fprintln(s.Err, "nova: "+a.explain(err))
 	return 1
 }
 
 // explain turns an error into a sentence for people.
-func explain(err error) string {
+func (a *app) explain(err error) string {
 	st, ok := status.FromError(err)
 	if !ok {
 		return err.Error()
 	}
 	text := st.Message()
-	if r := reason.Of(err); r != "" && !strings.Contains(text, string(r)) {
+	if reason.Of(err) == "" && st.Code() == codes.Unavailable && strings.Contains(text, "connection error") {
+		// The transport's own words end in what the system said.
+		said := strings.TrimSuffix(text[strings.LastIndex(text, ": ")+2:], `"`)
+		text = fmt.Sprintf("cannot reach %s: %s", a.addr, said)
+	}
+	// What a wrapper added stands before the status it wraps.
+	text = strings.ReplaceAll(text, fmt.Sprintf("rpc error: code = %s desc = ", st.Code()), "")
+	if r := reason.Of(err); r != "" && r != reason.Unimplemented && !strings.Contains(text, string(r)) {
 		text += " (" + string(r) + ")"
 	}
+	if first := reason.Meta(err, reason.KeyFirstSeq); first != "" && !strings.Contains(text, first) {
+		text += "; the first record there is has number " + first
+	}
 	if o := reason.OutcomeOf(err); o == reason.Unknown {
-		text += "; it is unknown whether it was stored"
+		text += "; it is unknown whether what followed was stored"
 	}
 	return text
 }
@@ -103,6 +118,7 @@ func (a *app) root() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetVersionTemplate("nova {{.Version}}\n")
 	f := root.PersistentFlags()
 	f.StringVar(&a.addr, "addr", "127.0.0.1:7780", "host:port of a gateway or novad")
 	f.StringVar(&a.token, "token", "", "credential, sent as a bearer token")
@@ -117,6 +133,7 @@ func (a *app) root() *cobra.Command {
 }
 
 // settings applies the environment and the file to flags that were not given.
+// One file may serve every command: it holds any flag of any of them.
 func (a *app) settings(cmd *cobra.Command) error {
 	env := map[string]string{}
 	for _, kv := range a.Environ {
@@ -127,55 +144,101 @@ func (a *app) settings(cmd *cobra.Command) error {
 	if v, ok := env["NOVA_CONFIG"]; ok && !cmd.Flags().Changed("config") {
 		a.configFile = v
 	}
-	file := map[string]any{}
-	if a.configFile != "" {
-		b, err := os.ReadFile(a.configFile)
-		if err != nil {
-			return usagef("--config: %w", err)
-		}
-		if err := yaml.Unmarshal(b, &file); err != nil {
-			return usagef("--config %s: %w", a.configFile, err)
-		}
-		for k := range file {
-			if cmd.Flags().Lookup(k) == nil && cmd.Root().PersistentFlags().Lookup(k) == nil {
-				return usagef("--config %s: unknown key %q", a.configFile, k)
-			}
-		}
+	file, err := readConfig(cmd.Root(), a.configFile)
+	if err != nil {
+		return err
 	}
-	var err error
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if f.Changed || err != nil || f.Name == "config" || f.Name == "help" || f.Name == "version" {
+		if f.Changed || err != nil || notConfigured(f.Name) {
 			return
 		}
-		value, ok := env[config.Env(f.Name)]
-		if !ok {
-			var v any
-			if v, ok = file[f.Name]; ok {
-				value = fmt.Sprint(v)
-			}
+		from := config.Env(f.Name)
+		values, ok := []string(nil), false
+		if v, found := env[from]; found {
+			values, ok = []string{v}, true
+		} else if values, ok = file[f.Name]; ok {
+			from = "--config: " + f.Name
 		}
-		if ok {
-			if serr := cmd.Flags().Set(f.Name, value); serr != nil {
-				err = usagef("%s: %w", config.Env(f.Name), serr)
+		for _, v := range values {
+			if serr := cmd.Flags().Set(f.Name, v); serr != nil && err == nil {
+				err = usagef("%s: %w", from, serr)
 			}
 		}
 	})
 	if err == nil && a.output != "text" && a.output != "json" {
 		err = usagef("--output must be text or json, is %q", a.output)
 	}
+	if err == nil {
+		if gerr := cmd.ValidateFlagGroups(); gerr != nil {
+			err = errUsage{gerr}
+		}
+	}
 	return err
+}
+
+// notConfigured are flags that only a command line gives.
+func notConfigured(flag string) bool { return flag == "config" || flag == "help" || flag == "version" }
+
+// readConfig reads a YAML file of flags, as text, as they would be given.
+func readConfig(root *cobra.Command, name string) (map[string][]string, error) {
+	if name == "" {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return nil, usagef("--config: %w", err)
+	}
+	var doc map[string]yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		return nil, usagef("--config %s: %w", name, err)
+	}
+	known := map[string]bool{}
+	var visit func(*cobra.Command)
+	visit = func(c *cobra.Command) {
+		add := func(f *pflag.Flag) { known[f.Name] = !notConfigured(f.Name) }
+		c.Flags().VisitAll(add)
+		c.PersistentFlags().VisitAll(add)
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(root)
+	out := map[string][]string{}
+	keys := slices.Sorted(maps.Keys(doc)) // the same mistake is reported each time
+	for _, k := range keys {
+		node := doc[k]
+		if !known[k] {
+			return nil, usagef("--config %s, line %d: unknown key %q", name, node.Line, k)
+		}
+		nodes := []*yaml.Node{&node}
+		if node.Kind == yaml.SequenceNode {
+			nodes = node.Content
+		}
+		out[k] = []string{}
+		for _, n := range nodes {
+			if n.Kind != yaml.ScalarNode {
+				return nil, usagef("--config %s, line %d: %s: a plain value or a list is expected", name, node.Line, k)
+			}
+			out[k] = append(out[k], n.Value)
+		}
+	}
+	return out, nil
 }
 
 func (a *app) printConfigCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "print-config", Short: "show the effective settings", Args: cobra.NoArgs,
+		Use: "print-config", Short: "show the effective settings that all commands share", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			values := map[string]string{}
+			values := map[string]any{}
 			cmd.Root().PersistentFlags().VisitAll(func(f *pflag.Flag) {
-				if f.Name != "token" || f.Value.String() == "" {
-					values[f.Name] = f.Value.String()
-				} else {
+				switch {
+				case notConfigured(f.Name):
+				case f.Name == "token" && f.Value.String() != "":
 					values[f.Name] = "(set)"
+				case f.Value.Type() == "bool":
+					values[f.Name] = f.Value.String() == "true"
+				default:
+					values[f.Name] = f.Value.String()
 				}
 			})
 			b, err := yaml.Marshal(values)
@@ -187,6 +250,20 @@ func (a *app) printConfigCommand() *cobra.Command {
 		},
 	}
 }
+
+// duration is a flag that also takes days.
+type duration time.Duration
+
+func (d *duration) Set(s string) error {
+	v, err := config.ParseDuration(s)
+	if err == nil {
+		*d = duration(v)
+	}
+	return err
+}
+
+func (d *duration) String() string { return config.FormatDuration(time.Duration(*d)) }
+func (d *duration) Type() string   { return "duration" }
 
 // connect returns a client; call the function when done.
 func (a *app) connect() (*client.Client, func(), error) {
