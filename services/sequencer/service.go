@@ -228,7 +228,8 @@ func (s *Service) placeOnce(ctx context.Context) error {
 			continue
 		}
 		s.takeable.Store(sh.number, record.GetHolderLife())
-		taken.Go(func() { s.recover(s.running, sh) })
+		// Until ctx ends: a stop must not wait for a recovery that storage holds up.
+		taken.Go(func() { s.recover(ctx, sh) })
 	}
 	taken.Wait()
 	s.reportReady()
