@@ -6,14 +6,17 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/catalog"
+	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/cache/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
@@ -22,14 +25,18 @@ import (
 
 // Config holds a reaper's settings. Zero values take the defaults.
 type Config struct {
-	// Interval is how often queues are looked at, default 5 s.
+	// Interval is how often a queue without markers is looked at, default 5 s; a
+	// marker that is due sooner is not kept waiting.
 	Interval time.Duration
+	// Workers is how many markers of one queue are worked on at once, default 4.
+	Workers int
 	// Patience limits the work on one marker, default 1 min.
 	Patience time.Duration
 	// Retry is when a marker whose work failed is tried again, default 1 min,
 	// doubled with every failure up to an hour.
 	Retry time.Duration
-	// Attempts is how often a marker is tried before it is set aside, default 50.
+	// Attempts is how often a marker is tried before it is set aside, default 50;
+	// tries that were only too early do not count.
 	Attempts uint32
 }
 
@@ -42,6 +49,9 @@ func (c Config) withDefaults() Config {
 	set(&c.Interval, 5*time.Second)
 	set(&c.Patience, time.Minute)
 	set(&c.Retry, time.Minute)
+	if c.Workers == 0 {
+		c.Workers = 4
+	}
 	if c.Attempts == 0 {
 		c.Attempts = 50
 	}
@@ -63,12 +73,21 @@ type Deps struct {
 	Now    func() time.Time // default time.Now
 }
 
-// queue is a due queue and the work of its markers. errLater means that it is
-// too early to tell.
+// queue is a due queue and the work of its markers, which fails with a later
+// when it is too early.
 type queue struct {
 	name string
-	work func(context.Context, *indexpb.Due) error
+	work func(context.Context, catalog.Marker) error
 }
+
+// later says that work could not be done yet, and when to try again: that is no
+// failure.
+type later struct {
+	after time.Duration
+	why   string
+}
+
+func (l later) Error() string { return l.why }
 
 // Service is one reaper.
 type Service struct {
@@ -126,19 +145,35 @@ func (s *Service) Register(r grpc.ServiceRegistrar) { reaperpb.RegisterReaperSer
 // Ready returns nil: a reaper serves nobody's request.
 func (s *Service) Ready() error { return nil }
 
-// Run drains the queues until ctx ends.
+// Run drains the queues until ctx ends, each at its own pace: one that is slow,
+// or cannot be read, must not keep the others waiting.
 func (s *Service) Run(ctx context.Context) error {
-	tick := time.NewTicker(s.cfg.Interval)
-	defer tick.Stop()
+	var queues sync.WaitGroup
+	for _, q := range s.queues {
+		queues.Go(func() { s.keepDraining(ctx, q) })
+	}
+	queues.Wait()
+	return nil
+}
+
+func (s *Service) keepDraining(ctx context.Context, q queue) {
+	timer := time.NewTimer(s.cfg.Interval)
+	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-tick.C:
+			return
+		case <-timer.C:
 		}
-		if _, err := s.Drain(ctx, &reaperpb.DrainRequest{}); err != nil && ctx.Err() == nil {
-			s.log.WarnContext(ctx, "reap round", "err", err)
+		r := s.drain(ctx, q)
+		if r.err != nil && ctx.Err() == nil {
+			s.log.WarnContext(ctx, "drain", "queue", q.name, "err", r.err)
 		}
+		pause := s.cfg.Interval
+		if !r.next.IsZero() {
+			pause = min(pause, max(r.next.Sub(s.now()), 0))
+		}
+		timer.Reset(pause)
 	}
 }
 
@@ -147,84 +182,163 @@ const page = 100
 
 // Drain works on every marker that is due now.
 func (s *Service) Drain(ctx context.Context, _ *reaperpb.DrainRequest) (*reaperpb.DrainResponse, error) {
-	out := &reaperpb.DrainResponse{}
-	until := s.now()
-	var failed error
-	for _, q := range s.queues {
-		done, bad, err := s.drain(ctx, q, until)
-		out.Done += done
-		out.Failed += bad
-		// A queue that cannot be read must not keep the others waiting.
-		failed = errors.Join(failed, err)
+	rounds := make([]round, len(s.queues))
+	var queues sync.WaitGroup
+	for i, q := range s.queues {
+		queues.Go(func() { rounds[i] = s.drain(ctx, q) })
 	}
-	return out, failed
+	queues.Wait()
+	out := &reaperpb.DrainResponse{}
+	var failed error
+	for _, r := range rounds {
+		out.Done += r.done
+		out.Failed += r.failed
+		failed = errors.Join(failed, r.err)
+	}
+	if failed != nil {
+		return nil, reason.Annotate(failed, "drain")
+	}
+	return out, nil
 }
 
-func (s *Service) drain(ctx context.Context, q queue, until time.Time) (done, failed uint64, err error) {
+// round is what a drain of one queue came to.
+type round struct {
+	done, failed uint64
+	next         time.Time // when the next marker is due, if that is soon
+	err          error
+}
+
+// drain works on the markers of a queue that are due when it begins.
+func (s *Service) drain(ctx context.Context, q queue) (r round) {
+	until := s.now()
 	for {
-		markers, err := s.index.ListDue(ctx, q.name, until, page)
+		// What is due soon comes with the same range.
+		markers, err := s.index.ListDue(ctx, q.name, until.Add(s.cfg.Interval), page)
 		if err != nil {
-			return done, failed, fmt.Errorf("queue %s: %w", q.name, err)
+			r.err = fmt.Errorf("queue %s: %w", q.name, err)
+			return r
+		}
+		var due []catalog.Marker
+		oldest := int64(0)
+		r.next = time.Time{}
+		for _, m := range markers {
+			ready := time.UnixMilli(max(m.Due.GetAt(), m.Due.GetLeasedUntil()))
+			if oldest == 0 && m.Due.GetAt() <= until.UnixMilli() {
+				oldest = m.Due.GetAt()
+			}
+			switch {
+			case !ready.After(until):
+				due = append(due, m)
+			case r.next.IsZero() || ready.Before(r.next):
+				r.next = ready
+			}
 		}
 		s.mu.Lock()
-		s.progress[q.name].OldestDue = 0
-		if len(markers) > 0 {
-			s.progress[q.name].OldestDue = markers[0].Due.GetAt()
-		}
+		s.progress[q.name].OldestDue = oldest
 		s.mu.Unlock()
-		for _, m := range markers {
-			if ctx.Err() != nil {
-				return done, failed, ctx.Err()
-			}
-			ok, err := s.one(ctx, q, m)
-			if err != nil {
-				return done, failed, fmt.Errorf("queue %s: %w", q.name, err)
-			}
-			if ok {
-				done++
-			} else {
-				failed++
-			}
+		done, failed, err := s.all(ctx, q, due)
+		r.done += done
+		r.failed += failed
+		if err != nil {
+			r.err = fmt.Errorf("queue %s: %w", q.name, err)
+			return r
 		}
-		if len(markers) < page {
-			return done, failed, nil
+		// Less than a page: that was all. A page that others work on: it is theirs.
+		if len(markers) < page || len(due) == 0 {
+			return r
 		}
 	}
 }
 
-// one works on a marker and removes, moves, or sets it aside.
-func (s *Service) one(ctx context.Context, q queue, m catalog.Marker) (bool, error) {
-	work, cancel := context.WithTimeout(ctx, s.cfg.Patience)
-	err := q.work(work, m.Due)
-	cancel()
-	result := "done"
+// all works on markers, several at once. Its error is the first that a marker's
+// row met: what was not begun by then waits for the next round.
+func (s *Service) all(ctx context.Context, q queue, due []catalog.Marker) (done, failed uint64, err error) {
+	var counts [2]atomic.Uint64
+	var stop atomic.Bool
+	var workers errgroup.Group
+	workers.SetLimit(s.cfg.Workers)
+	for _, m := range due {
+		workers.Go(func() error {
+			if stop.Load() || ctx.Err() != nil {
+				return ctx.Err()
+			}
+			what, err := s.one(ctx, q, m)
+			switch what {
+			case resultDone:
+				counts[0].Add(1)
+			case resultTaken:
+			default:
+				counts[1].Add(1)
+			}
+			if err != nil {
+				stop.Store(true)
+			}
+			return err
+		})
+	}
+	err = workers.Wait()
+	return counts[0].Load(), counts[1].Load(), err
+}
+
+// result is what came of one marker; it is an attribute of the metric.
+type result string
+
+const (
+	resultDone     result = "done"
+	resultTaken    result = "taken" // another worker has it
+	resultLater    result = "later"
+	resultFailed   result = "failed"
+	resultSetAside result = "set_aside"
+)
+
+// leaseSlack is how much longer than its work a marker is claimed: for the
+// change of the marker after it, and for clocks that differ. If it is not
+// enough, two work on one marker, which is only wasteful.
+const leaseSlack = 15 * time.Second
+
+// one claims a marker, works on it, and removes, moves, or sets it aside. If it
+// dies in between, another does so when the claim ends.
+func (s *Service) one(ctx context.Context, q queue, m catalog.Marker) (what result, err error) {
 	defer func() {
-		s.worked.Add(ctx, 1, metric.WithAttributes(attribute.String("queue", q.name), attribute.String("result", result)))
+		s.worked.Add(ctx, 1, metric.WithAttributes(attribute.String("queue", q.name), attribute.String("result", string(what))))
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if result == "done" {
+		switch what {
+		case resultDone:
 			s.progress[q.name].Done++
-		} else {
+		case resultTaken:
+		default:
 			s.progress[q.name].Failed++
 		}
 	}()
-	if err == nil {
-		return true, s.index.DropDue(ctx, m)
+	held, err := s.index.ClaimDue(ctx, m, s.now().Add(s.cfg.Patience+leaseSlack))
+	if catalog.IsConflict(err) {
+		return resultTaken, nil
 	}
-	result = "failed"
-	if ctx.Err() != nil {
-		return false, ctx.Err()
+	if err != nil {
+		return resultFailed, fmt.Errorf("claim: %w", err)
 	}
-	if m.Due.GetAttempts()+1 >= s.cfg.Attempts && !errors.Is(err, errLater) {
-		result = "set aside"
-		s.log.ErrorContext(ctx, "due work failed too often and is set aside", "queue", q.name, "due", m.Due.GetDueId(), "err", err)
-		return false, s.index.MoveDue(ctx, m, "dead-"+q.name, s.now())
+	work, cancel := context.WithTimeout(ctx, s.cfg.Patience)
+	werr := q.work(work, held)
+	cancel()
+	var wait later
+	switch {
+	case werr == nil:
+		return resultDone, s.index.DropDue(ctx, held)
+	case ctx.Err() != nil:
+		return resultFailed, ctx.Err()
+	case errors.As(werr, &wait):
+		held.Due.Attempts = m.Due.GetAttempts()
+		s.log.DebugContext(ctx, "due work waits", "queue", q.name, "due", m.Due.GetDueId(), "again_in", wait.after.String(), "why", wait.why)
+		return resultLater, s.index.MoveDue(ctx, held, q.name, s.now().Add(wait.after))
+	case held.Due.GetAttempts() >= s.cfg.Attempts:
+		s.log.ErrorContext(ctx, "due work failed too often and is set aside", "queue", q.name, "due", m.Due.GetDueId(), "attempts", held.Due.GetAttempts(), "err", werr)
+		return resultSetAside, s.index.MoveDue(ctx, held, "dead-"+q.name, s.now())
+	default:
+		pause := min(s.cfg.Retry<<min(m.Due.GetAttempts(), 10), time.Hour)
+		s.log.WarnContext(ctx, "due work failed", "queue", q.name, "due", m.Due.GetDueId(), "again_in", pause.String(), "err", werr)
+		return resultFailed, s.index.MoveDue(ctx, held, q.name, s.now().Add(pause))
 	}
-	pause := min(s.cfg.Retry<<min(m.Due.GetAttempts(), 10), time.Hour)
-	if !errors.Is(err, errLater) {
-		s.log.WarnContext(ctx, "due work failed", "queue", q.name, "due", m.Due.GetDueId(), "again_in", pause.String(), "err", err)
-	}
-	return false, s.index.MoveDue(ctx, m, q.name, s.now().Add(pause))
 }
 
 // GetProgress returns counts by queue.

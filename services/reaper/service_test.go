@@ -4,12 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/reaper/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
 func TestOnlyWhatIsDueIsDone(t *testing.T) {
@@ -73,7 +78,7 @@ func TestWorkThatFailsTooOftenIsSetAside(t *testing.T) {
 	if dead := w.queue("dead-create"); len(dead) != 1 || dead[0].GetStreamId() != "s" || len(w.queue("create")) != 0 {
 		t.Errorf("set aside: %v; left: %v", dead, w.queue("create"))
 	}
-	if left := w.queue("chain"); len(left) != 1 || left[0].GetAttempts() != 6 {
+	if left := w.queue("chain"); len(left) != 1 || left[0].GetAttempts() != 0 {
 		t.Errorf("what is only too early was set aside: %v", left)
 	}
 }
@@ -83,9 +88,8 @@ func TestBrokenQueueDoesNotStopTheOthers(t *testing.T) {
 	w, s := newWorld(t, Config{})
 	w.failures["list create"] = errors.New("broken")
 	w.arm(&indexpb.Due{Queue: "delete", StreamId: w.stream("s", 3).GetStreamId(), Bucket: "bucket", Name: "s", Number: 3})
-	got, err := s.Drain(t.Context(), &reaperpb.DrainRequest{})
-	if err == nil || got.GetDone() != 1 || len(w.deleted) != 1 {
-		t.Fatalf("drained %v, %v", got, err)
+	if _, err := s.Drain(t.Context(), &reaperpb.DrainRequest{}); err == nil || len(w.deleted) != 1 || len(w.due) != 0 {
+		t.Fatalf("deleted %v, left %v, %v", w.deleted, w.due, err)
 	}
 }
 
@@ -111,7 +115,8 @@ func TestBegunDeleteOfAStreamIsFinished(t *testing.T) {
 
 func TestForcedDeleteOfABucketIsFinished(t *testing.T) {
 	w, s := newWorld(t, Config{Attempts: 2})
-	w.bucket = &indexpb.BucketRecord{Name: "bucket", BucketId: "b1"}
+	deleting := novapb.BucketState_BUCKET_STATE_DELETING
+	w.bucket = &indexpb.BucketRecord{Name: "bucket", BucketId: "b1", State: deleting}
 	for i := range page + 20 {
 		w.stream(fmt.Sprint(i), uint32(i%8))
 	}
@@ -143,18 +148,41 @@ func TestForcedDeleteOfABucketIsFinished(t *testing.T) {
 	// It was finished before, and the name may be another bucket's by now.
 	w.arm(&indexpb.Due{Queue: "bucket", Bucket: "bucket", BucketId: "b1"})
 	drain(t, s, 1, 0)
-	w.bucket = &indexpb.BucketRecord{Name: "bucket", BucketId: "b2"}
+	w.bucket = &indexpb.BucketRecord{Name: "bucket", BucketId: "b2", State: deleting}
 	d := w.stream("s", 1)
 	w.arm(&indexpb.Due{Queue: "bucket", Bucket: "bucket", BucketId: "b1"})
 	drain(t, s, 1, 0)
-	if w.bucket == nil || w.bucket.GetState() != 0 || w.streams[d.GetStreamId()] == nil {
+	if w.bucket == nil || w.streams[d.GetStreamId()] == nil {
 		t.Fatal("the marker of an old bucket touched the next")
+	}
+	// A read that is older than the marker decides nothing.
+	w.arm(&indexpb.Due{Queue: "bucket", Bucket: "bucket", BucketId: "b3"})
+	drain(t, s, 0, 1)
+	if len(w.queue("bucket")) != 1 {
+		t.Fatal("the marker of the bucket is gone")
 	}
 }
 
-// An object is deleted only when its window's row names another (I11).
+// A forced delete that never made its bucket DELETING is not finished later,
+// over the head of whoever uses the bucket; that the row is changed makes its
+// beginner arm again.
+func TestDeleteThatWasNotBegunIsNotFinished(t *testing.T) {
+	w, s := newWorld(t, Config{})
+	w.bucket = &indexpb.BucketRecord{Name: "bucket", BucketId: "b1", State: novapb.BucketState_BUCKET_STATE_ACTIVE}
+	d := w.stream("s", 1)
+	w.arm(&indexpb.Due{Queue: "bucket", Bucket: "bucket", BucketId: "b1"})
+	drain(t, s, 1, 0)
+	if w.bucket == nil || w.streams[d.GetStreamId()] == nil || w.touched != 1 {
+		t.Fatalf("bucket %v, %d streams, %d changes", w.bucket, len(w.streams), w.touched)
+	}
+}
+
+// An object is deleted only when its window's row names another, or when the
+// row is gone for good (I11); and twice, for a PUT that was under way.
 func TestDirectoryObjectIsDeletedOnlyWhenItLost(t *testing.T) {
 	w, s := newWorld(t, Config{})
+	w.now = time.Now()
+	w.chain = &indexpb.Chain{ChainId: "c", AbsorbedTo: 20}
 	for _, o := range []string{"winner", "loser", "early"} {
 		w.objects[o] = true
 	}
@@ -162,15 +190,136 @@ func TestDirectoryObjectIsDeletedOnlyWhenItLost(t *testing.T) {
 	w.arm(&indexpb.Due{Queue: "directory", ChainId: "c", Number: 10, Object: "winner"})
 	w.arm(&indexpb.Due{Queue: "directory", ChainId: "c", Number: 10, Object: "loser"})
 	w.arm(&indexpb.Due{Queue: "directory", ChainId: "c", Number: 20, Object: "early"})
-	drain(t, s, 2, 1)
-	if !w.objects["winner"] || w.objects["loser"] || !w.objects["early"] {
-		t.Fatalf("objects %v", w.objects)
+	want := func(objects ...string) {
+		t.Helper()
+		if got := slices.Sorted(maps.Keys(w.objects)); !slices.Equal(got, objects) {
+			t.Fatalf("objects %v, want %v", got, objects)
+		}
 	}
-	w.rows[20] = &indexpb.Directory{ChainId: "c", From: 20, To: 30, Object: "another"}
+	drain(t, s, 1, 2)
+	want("early", "winner")
+	w.objects["loser"] = true // the late PUT
+	w.pass(settlesAfter + time.Hour)
+	drain(t, s, 1, 1)
+	want("early", "winner")
+	// Its window is not absorbed: its absorber may still win.
+	w.pass(settlesAfter)
+	drain(t, s, 0, 1)
+	want("early", "winner")
+	w.chain.AbsorbedTo = 21
 	w.pass(time.Hour)
 	drain(t, s, 1, 0)
-	if w.objects["early"] || len(w.due) != 0 {
-		t.Fatalf("objects %v, markers %v", w.objects, w.due)
+	want("winner")
+	if len(w.due) != 0 {
+		t.Fatalf("markers %v", w.due)
+	}
+}
+
+// Whether the row is only not there yet is not decided by one look.
+func TestDirectoryObjectWithoutARowIsWatchedForDays(t *testing.T) {
+	w, s := newWorld(t, Config{})
+	w.now = time.Now()
+	w.chain = &indexpb.Chain{ChainId: "c", AbsorbedTo: 20}
+	w.objects["o"] = true
+	w.arm(&indexpb.Due{Queue: "directory", ChainId: "c", Number: 10, Object: "o"})
+	for range 48 {
+		drain(t, s, 0, 1)
+		w.pass(time.Hour)
+	}
+	if !w.objects["o"] {
+		t.Fatal("an old read deleted a directory")
+	}
+	w.rows[10] = &indexpb.Directory{ChainId: "c", From: 10, To: 20, Object: "o"}
+	drain(t, s, 1, 0)
+	if !w.objects["o"] {
+		t.Fatal("a directory was deleted")
+	}
+}
+
+// Of two reapers one works on a marker, and the other takes over when the first
+// one's claim ends.
+func TestMarkerIsWorkedOnByOneReaper(t *testing.T) {
+	w, s := newWorld(t, Config{Patience: time.Minute})
+	other, err := New(Config{}, Deps{Index: w, Cache: w, Router: w, Now: w.clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.arm(&indexpb.Due{Queue: "create", StreamId: "s"})
+	begun, hold := make(chan struct{}), make(chan struct{})
+	w.hold = func(string) { close(begun); <-hold }
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if got, err := s.Drain(t.Context(), &reaperpb.DrainRequest{}); err != nil || got.GetDone() != 1 {
+			t.Errorf("the first: %v, %v", got, err)
+		}
+	}()
+	<-begun
+	w.hold = nil
+	drain(t, other, 0, 0)
+	w.pass(time.Minute + leaseSlack)
+	drain(t, other, 1, 0)
+	close(hold)
+	<-ended
+	if len(w.due) != 0 {
+		t.Fatalf("markers %v", w.due)
+	}
+}
+
+// A list may be older than another reaper's claim.
+func TestMarkerThatAnotherClaimedIsLeftToIt(t *testing.T) {
+	w, s := newWorld(t, Config{})
+	w.arm(&indexpb.Due{Queue: "create", StreamId: "s"})
+	listed := catalog.Marker{Due: w.queue("create")[0], Version: w.version}
+	if _, err := s.index.ClaimDue(t.Context(), listed, w.clock().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if what, err := s.one(t.Context(), s.queues[0], listed); err != nil || what != resultTaken || w.removed() != 0 {
+		t.Fatalf("%s, %v, %d removed", what, err, w.removed())
+	}
+}
+
+// Several markers of a queue are worked on at once, not more than it may (I8).
+func TestMarkersOfAQueueAreWorkedOnTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, s := newWorld(t, Config{Workers: 3})
+		for i := range 20 {
+			w.arm(&indexpb.Due{Queue: "create", StreamId: fmt.Sprint(i)})
+		}
+		var at atomic.Int32
+		release := make(chan struct{})
+		w.hold = func(string) { at.Add(1); <-release; at.Add(-1) }
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			drain(t, s, 20, 0)
+		}()
+		synctest.Wait()
+		if at.Load() != 3 {
+			t.Errorf("%d at once", at.Load())
+		}
+		close(release)
+		<-ended
+	})
+}
+
+// Work that takes its process with it every time is set aside too.
+func TestTryThatNeverEndedCounts(t *testing.T) {
+	w, s := newWorld(t, Config{Attempts: 2})
+	w.arm(&indexpb.Due{Queue: "create", StreamId: "s"})
+	w.hold = func(string) { panic("dies") }
+	func() {
+		defer func() { _ = recover() }()
+		_, _ = s.one(t.Context(), s.queues[0], catalog.Marker{Due: w.queue("create")[0], Version: w.version})
+	}()
+	if got := w.queue("create")[0].GetAttempts(); got != 1 {
+		t.Fatalf("%d tries are counted", got)
+	}
+	w.hold, w.failures["s"] = nil, errors.New("broken")
+	w.pass(time.Hour)
+	drain(t, s, 0, 1)
+	if len(w.queue("dead-create")) != 1 {
+		t.Fatalf("markers %v", w.due)
 	}
 }
 
@@ -202,6 +351,8 @@ func TestProgressIsCounted(t *testing.T) {
 	}
 }
 
+// An idle reaper reads each queue once an interval; a marker that comes due
+// within one is not kept waiting.
 func TestRunDrainsAtItsIntervalAndEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, s := newWorld(t, Config{Interval: time.Second})
@@ -218,6 +369,15 @@ func TestRunDrainsAtItsIntervalAndEndsWithItsContext(t *testing.T) {
 		synctest.Wait()
 		if w.removed() != 1 {
 			t.Error("it did not drain")
+		}
+		w.arm(&indexpb.Due{Queue: "create", StreamId: "t", At: w.clock().Add(300 * time.Millisecond).UnixMilli()})
+		time.Sleep(time.Second)
+		synctest.Wait()
+		w.pass(300 * time.Millisecond)
+		time.Sleep(301 * time.Millisecond)
+		synctest.Wait()
+		if w.removed() != 2 {
+			t.Error("a marker waited for the next interval")
 		}
 		cancel()
 		if err := <-ended; err != nil {

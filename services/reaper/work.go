@@ -2,9 +2,11 @@ package reaper
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"sync/atomic"
+	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/catalog"
@@ -15,105 +17,161 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
 )
 
-// errLater means that it is too early to tell what is to be done.
-var errLater = errors.New("too early to tell")
-
-// orphan removes what a creation left that never got its name.
-func (s *Service) orphan(ctx context.Context, d *indexpb.Due) error {
-	_, err := s.raw.RemoveOrphan(ctx, &indexpb.RemoveOrphanRequest{Bucket: d.GetBucket(), Stream: d.GetName(), StreamId: d.GetStreamId()})
+// orphan sees to a creation that may not have finished.
+func (s *Service) orphan(ctx context.Context, m catalog.Marker) error {
+	_, err := s.raw.RemoveOrphan(ctx, &indexpb.RemoveOrphanRequest{Bucket: m.Due.GetBucket(), Stream: m.Due.GetName(), StreamId: m.Due.GetStreamId()})
 	return err
 }
 
 // deleteStream finishes a delete that was begun. It names the stream by id, so
 // a name that was created again meanwhile is not touched.
-func (s *Service) deleteStream(ctx context.Context, d *indexpb.Due) error {
-	id, err := stream.ParseID(d.GetStreamId())
-	if err != nil {
+func (s *Service) deleteStream(ctx context.Context, m catalog.Marker) error {
+	if _, err := stream.ParseID(m.Due.GetStreamId()); err != nil {
 		return err
 	}
-	if _, err := s.index.GetDescriptor(ctx, id); catalog.IsNotFound(err) {
-		return s.index.FreeName(ctx, d.GetBucket(), d.GetName(), id)
-	} else if err != nil {
-		return err
-	}
-	return s.delete(ctx, d.GetBucket(), d.GetName(), d.GetStreamId(), uint32(d.GetNumber()))
+	return s.delete(ctx, m.Due.GetBucket(), m.Due.GetName(), m.Due.GetStreamId(), uint32(m.Due.GetNumber()))
 }
 
+// delete leaves it to the leader whether the stream is deleted already: it frees
+// the name either way. Armed: this worker's marker is enough. If each try armed
+// one more, markers would double for as long as tries fail.
 func (s *Service) delete(ctx context.Context, bucket, name, id string, shard uint32) error {
 	return s.router.DoIdempotent(ctx, stream.Shard(shard), func(conn grpc.ClientConnInterface) error {
 		_, err := sequencerpb.NewSequencerServiceClient(conn).DeleteStream(ctx, &sequencerpb.DeleteStreamRequest{
-			Stream: &sequencerpb.StreamKey{StreamId: id, Shard: shard}, Bucket: bucket, Name: name,
+			Stream: &sequencerpb.StreamKey{StreamId: id, Shard: shard}, Bucket: bucket, Name: name, Armed: true,
 		})
 		return err
 	})
 }
 
-// deleteBucket finishes the forced delete of a bucket, if it is the one that
-// the marker means.
-func (s *Service) deleteBucket(ctx context.Context, d *indexpb.Due) error {
-	got, err := s.raw.GetBucket(ctx, &indexpb.GetBucketRequest{Bucket: d.GetBucket()})
+// deletes is how many streams of one bucket are deleted at once.
+const deletes = 8
+
+// deleteBucket finishes the forced delete of a bucket, if it was begun and the
+// bucket is the one that the marker means.
+func (s *Service) deleteBucket(ctx context.Context, m catalog.Marker) error {
+	// A bucket that is ACTIVE is left alone: its delete was never begun, or was
+	// taken back. The change proves that, and whoever is just about to begin
+	// meets it and arms again.
+	_, err := s.raw.UpdateBucket(ctx, &indexpb.UpdateBucketRequest{Bucket: m.Due.GetBucket()})
+	if err == nil || reason.Is(err, reason.BucketNotFound) {
+		return nil
+	}
+	if !reason.Is(err, reason.BucketDeleting) {
+		return err
+	}
+	got, err := s.raw.GetBucket(ctx, &indexpb.GetBucketRequest{Bucket: m.Due.GetBucket()})
 	if reason.Is(err, reason.BucketNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if got.GetBucket().GetBucketId() != d.GetBucketId() {
-		return nil
-	}
-	if _, err := s.raw.BeginDeleteBucket(ctx, &indexpb.BeginDeleteBucketRequest{Bucket: d.GetBucket()}); err != nil {
-		return err
+	switch id := got.GetBucket().GetBucketId(); {
+	case id > m.Due.GetBucketId():
+		return nil // a later bucket, with a marker of its own
+	case id < m.Due.GetBucketId():
+		return later{s.cfg.Retry, "an old read of the bucket's row"}
 	}
 	for deleted := 0; ; {
-		streams, err := s.raw.ListStreams(ctx, &indexpb.ListStreamsRequest{Bucket: d.GetBucket(), Limit: page})
+		streams, err := s.raw.ListStreams(ctx, &indexpb.ListStreamsRequest{Bucket: m.Due.GetBucket(), Limit: page})
 		if err != nil {
 			return err
 		}
-		if len(streams.GetStreams()) == 0 {
+		if len(streams.GetStreams()) == 0 && !streams.GetHasMore() {
 			break
 		}
-		for _, st := range streams.GetStreams() {
-			if err := s.delete(ctx, d.GetBucket(), st.GetName(), st.GetStreamId(), st.GetShard()); err != nil {
-				if deleted > 0 {
-					// Many streams take longer than one turn: that is no failure.
-					return fmt.Errorf("%w, after %d streams: %w", errLater, deleted, err)
-				}
-				return err
-			}
-			deleted++
+		n, err := s.deleteAll(ctx, m.Due.GetBucket(), streams.GetStreams())
+		deleted += n
+		if err != nil && deleted > 0 {
+			// Many streams take longer than one turn: that is no failure.
+			return later{s.cfg.Interval, fmt.Sprintf("after %d streams: %v", deleted, err)}
+		}
+		if err != nil {
+			return err
 		}
 	}
-	_, err = s.raw.FinishDeleteBucket(ctx, &indexpb.FinishDeleteBucketRequest{Bucket: d.GetBucket(), BucketId: d.GetBucketId(), Force: true})
+	_, err = s.raw.FinishDeleteBucket(ctx, &indexpb.FinishDeleteBucketRequest{Bucket: m.Due.GetBucket(), BucketId: m.Due.GetBucketId(), Force: true})
 	return err
 }
 
-// judgeDirectory deletes a directory object that did not become its window's.
-// While the window has no row yet, its absorber may still write it.
-func (s *Service) judgeDirectory(ctx context.Context, d *indexpb.Due) error {
-	row, err := s.index.GetDirectory(ctx, d.GetChainId(), d.GetNumber())
-	if catalog.IsNotFound(err) {
-		return errLater
+// deleteAll deletes streams, several at once, and returns how many it deleted.
+// One that cannot be deleted does not keep the others.
+func (s *Service) deleteAll(ctx context.Context, bucket string, streams []*indexpb.StreamDescriptor) (int, error) {
+	var deleted atomic.Int64
+	var workers errgroup.Group
+	workers.SetLimit(deletes)
+	for _, st := range streams {
+		workers.Go(func() error {
+			err := s.delete(ctx, bucket, st.GetName(), st.GetStreamId(), st.GetShard())
+			if err == nil {
+				deleted.Add(1)
+			}
+			return err
+		})
 	}
-	if err != nil {
+	err := workers.Wait()
+	return int(deleted.Load()), err
+}
+
+// How long an object that no row names is watched: longer than any PUT of it,
+// and any old read of its row, can be under way.
+const (
+	settlesAfter = 3 * 24 * time.Hour
+	lookAgain    = time.Hour
+)
+
+// judgeDirectory deletes a directory object that did not become its window's.
+// While the window has no row, its absorber may still write one. A PUT that is
+// under way may bring a deleted object back, so it is deleted twice, days apart.
+func (s *Service) judgeDirectory(ctx context.Context, m catalog.Marker) error {
+	old := s.now().Sub(m.Armed()) > settlesAfter
+	row, err := s.index.GetDirectory(ctx, m.Due.GetChainId(), m.Due.GetNumber())
+	switch {
+	case err == nil && row.GetObject() == m.Due.GetObject():
+		return nil
+	case err == nil:
+		// Rows are written once: this one will never name the object.
+	case !catalog.IsNotFound(err):
+		return err
+	case !old:
+		return later{lookAgain, "the window has no row yet"}
+	default:
+		// The row went when the window was settled, or the window was never
+		// absorbed; its absorber may be alive only if the chain still waits.
+		if passed, err := s.passed(ctx, m.Due.GetChainId(), m.Due.GetNumber()); err != nil {
+			return err
+		} else if !passed {
+			return later{lookAgain, "the window is not absorbed yet"}
+		}
+	}
+	if _, err = s.cache.DeleteObjects(ctx, &cachepb.DeleteObjectsRequest{Objects: []string{m.Due.GetObject()}}); err != nil {
 		return err
 	}
-	if row.GetObject() == d.GetObject() {
-		return nil
+	if !old {
+		return later{settlesAfter, "a late PUT may bring the object back"}
 	}
-	// Rows are written once: this one will never name the object.
-	_, err = s.cache.DeleteObjects(ctx, &cachepb.DeleteObjectsRequest{Objects: []string{d.GetObject()}})
-	return err
+	return nil
+}
+
+// passed reports whether a chain is absorbed beyond a slot.
+func (s *Service) passed(ctx context.Context, chain string, slot uint64) (bool, error) {
+	c, _, err := s.index.GetChain(ctx, chain)
+	if catalog.IsNotFound(err) {
+		return true, nil
+	}
+	return c.GetAbsorbedTo() > slot, err
 }
 
 // lookAfterChain keeps the marker of a chain until the chain retires; sealing
 // and retiring chains that nobody is bound to comes with settling.
-func (s *Service) lookAfterChain(ctx context.Context, d *indexpb.Due) error {
-	r, _, err := s.index.GetChain(ctx, d.GetChainId())
+func (s *Service) lookAfterChain(ctx context.Context, m catalog.Marker) error {
+	r, _, err := s.index.GetChain(ctx, m.Due.GetChainId())
 	if catalog.IsNotFound(err) || err == nil && r.GetState() == indexpb.ChainState_CHAIN_STATE_RETIRED {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return errLater
+	return later{lookAgain, "the chain is not retired"}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/reaper/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -36,13 +37,15 @@ type world struct {
 	due      map[string]*indexpb.VersionedDue
 	streams  map[string]*indexpb.StreamDescriptor // by id
 	bucket   *indexpb.BucketRecord
+	touched  int // changes of the bucket's row
 	chain    *indexpb.Chain
 	rows     map[uint64]*indexpb.Directory
 	objects  map[string]bool
 	orphans  []string // ids that RemoveOrphan was asked to remove
-	freed    []string // names that were freed without their sequencer
+	freed    []string // names whose streams were deleted already
 	deleted  []string // ids that a sequencer deleted
 	failures map[string]error
+	hold     func(id string) // called by RemoveOrphan
 }
 
 var errDown = reason.New(codes.Unavailable, "", "down")
@@ -126,9 +129,13 @@ func (w *world) ListDue(_ context.Context, req *indexpb.ListDueRequest, _ ...grp
 		return nil, err
 	}
 	out := &indexpb.ListDueResponse{}
-	for _, d := range w.queue(req.GetQueue()) {
-		if d.GetAt() <= req.GetUntil() && len(out.GetDue()) < int(req.GetLimit()) {
-			out.Due = append(out.Due, w.due[place(d.GetQueue(), d.GetAt(), d.GetDueId())])
+	markers := w.queue(req.GetQueue())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, d := range markers {
+		v := w.due[place(d.GetQueue(), d.GetAt(), d.GetDueId())]
+		if v != nil && d.GetAt() <= req.GetUntil() && len(out.GetDue()) < int(req.GetLimit()) {
+			out.Due = append(out.Due, v)
 		}
 	}
 	return out, nil
@@ -137,7 +144,12 @@ func (w *world) ListDue(_ context.Context, req *indexpb.ListDueRequest, _ ...grp
 func (w *world) PutDue(_ context.Context, req *indexpb.PutDueRequest, _ ...grpc.CallOption) (*indexpb.PutDueResponse, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return &indexpb.PutDueResponse{Version: w.put(req.GetDue())}, nil
+	d := req.GetDue()
+	old := w.due[place(d.GetQueue(), d.GetAt(), d.GetDueId())]
+	if old == nil && req.GetExpectedVersion() != -1 || old != nil && old.GetVersion() != req.GetExpectedVersion() {
+		return nil, reason.New(codes.Aborted, reason.VersionConflict, "another version")
+	}
+	return &indexpb.PutDueResponse{Version: w.put(d)}, nil
 }
 
 func (w *world) DeleteDue(_ context.Context, req *indexpb.DeleteDueRequest, _ ...grpc.CallOption) (*indexpb.DeleteDueResponse, error) {
@@ -155,23 +167,13 @@ func (w *world) RemoveOrphan(_ context.Context, req *indexpb.RemoveOrphanRequest
 	if err := w.failures[req.GetStreamId()]; err != nil {
 		return nil, err
 	}
+	if w.hold != nil {
+		w.hold(req.GetStreamId())
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.orphans = append(w.orphans, req.GetStreamId())
 	return &indexpb.RemoveOrphanResponse{}, nil
-}
-
-func (w *world) GetDescriptor(_ context.Context, req *indexpb.GetDescriptorRequest, _ ...grpc.CallOption) (*indexpb.GetDescriptorResponse, error) {
-	d := w.streams[req.GetStreamId()]
-	if d == nil {
-		return nil, reason.New(codes.NotFound, reason.RowNotFound, "none")
-	}
-	return &indexpb.GetDescriptorResponse{Stream: d}, nil
-}
-
-func (w *world) FreeName(_ context.Context, req *indexpb.FreeNameRequest, _ ...grpc.CallOption) (*indexpb.FreeNameResponse, error) {
-	w.freed = append(w.freed, req.GetStream()+" "+req.GetStreamId())
-	return &indexpb.FreeNameResponse{}, nil
 }
 
 func (w *world) GetBucket(context.Context, *indexpb.GetBucketRequest, ...grpc.CallOption) (*indexpb.GetBucketResponse, error) {
@@ -181,12 +183,22 @@ func (w *world) GetBucket(context.Context, *indexpb.GetBucketRequest, ...grpc.Ca
 	return &indexpb.GetBucketResponse{Bucket: w.bucket}, nil
 }
 
-func (w *world) BeginDeleteBucket(context.Context, *indexpb.BeginDeleteBucketRequest, ...grpc.CallOption) (*indexpb.BeginDeleteBucketResponse, error) {
-	w.bucket.State = 2
-	return &indexpb.BeginDeleteBucketResponse{Bucket: w.bucket}, nil
+func (w *world) UpdateBucket(_ context.Context, req *indexpb.UpdateBucketRequest, _ ...grpc.CallOption) (*indexpb.UpdateBucketResponse, error) {
+	switch {
+	case w.bucket == nil:
+		return nil, reason.New(codes.NotFound, reason.BucketNotFound, "none")
+	case w.bucket.GetState() != novapb.BucketState_BUCKET_STATE_ACTIVE:
+		return nil, reason.New(codes.FailedPrecondition, reason.BucketDeleting, "it is being deleted")
+	case req.GetConfig() != nil:
+		return nil, errors.New("the reaper changes a setting")
+	}
+	w.touched++
+	return &indexpb.UpdateBucketResponse{Bucket: w.bucket}, nil
 }
 
 func (w *world) ListStreams(_ context.Context, req *indexpb.ListStreamsRequest, _ ...grpc.CallOption) (*indexpb.ListStreamsResponse, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	out := &indexpb.ListStreamsResponse{}
 	for _, d := range w.streams {
 		if len(out.GetStreams()) < int(req.GetLimit()) {
@@ -242,9 +254,19 @@ func (l leader) Invoke(_ context.Context, _ string, args, _ any, _ ...grpc.CallO
 	if !ok {
 		return fmt.Errorf("unexpected call %T", args)
 	}
+	l.w.mu.Lock()
+	defer l.w.mu.Unlock()
 	id := req.GetStream().GetStreamId()
 	d := l.w.streams[id]
-	if d == nil || stream.Shard(d.GetShard()) != l.shard || req.GetStream().GetShard() != d.GetShard() || req.GetName() != d.GetName() {
+	if !req.GetArmed() {
+		return errors.New("each try arms one more marker")
+	}
+	if d == nil {
+		// It is deleted already: what may be left is its name.
+		l.w.freed = append(l.w.freed, req.GetName()+" "+id)
+		return nil
+	}
+	if stream.Shard(d.GetShard()) != l.shard || req.GetStream().GetShard() != d.GetShard() || req.GetName() != d.GetName() {
 		return fmt.Errorf("shard %d has no stream as in %v", l.shard, req)
 	}
 	if err := l.w.failures[id]; err != nil {
