@@ -36,8 +36,7 @@ func (s *Service) watchBacklog(ctx context.Context) {
 }
 
 func (s *Service) reduceBacklog(ctx context.Context, w *writer) error {
-	backlog, absorbed := w.behind()
-	if backlog <= 0 {
+	if backlog, _ := w.behind(); backlog <= 0 {
 		return nil
 	}
 	r, _, err := s.index.GetChain(ctx, w.id.String())
@@ -47,7 +46,8 @@ func (s *Service) reduceBacklog(ctx context.Context, w *writer) error {
 	w.learn(stream.Slot(r.GetAbsorbedTo()))
 	// Window by window, so that flights leave again as soon as there is room.
 	for {
-		if backlog, absorbed = w.behind(); backlog < max(s.cfg.BacklogFlights/2, 1) {
+		backlog, absorbed := w.behind()
+		if backlog < max(s.cfg.BacklogFlights/2, 1) {
 			return nil
 		}
 		to, err := s.chains.AbsorbTo(ctx, w.id, absorbed+min(chain.Window, stream.Slot(backlog)))

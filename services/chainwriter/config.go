@@ -35,7 +35,7 @@ type Config struct {
 	// 10 s.
 	AttemptTimeout time.Duration
 	// StopTimeout is how long a stop waits for the flights in the air and the end
-	// of the chain, default 3 s.
+	// of the chain, default 1 s: whoever recovers its shards does the rest.
 	StopTimeout time.Duration
 }
 
@@ -53,7 +53,7 @@ func (c Config) withDefaults() Config {
 		c.BacklogFlights = 1024
 	}
 	if c.StopTimeout == 0 {
-		c.StopTimeout = 3 * time.Second
+		c.StopTimeout = time.Second
 	}
 	return c
 }

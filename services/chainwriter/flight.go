@@ -87,7 +87,7 @@ func (w *writer) run(ctx context.Context) {
 		select {
 		case <-w.appender.Done():
 		case <-t.C:
-			w.log.Warn("stopped without ending the chain; whoever recovers its shards ends it", "chain", w.id.String())
+			w.log.WarnContext(ctx, "stopped without ending the chain; whoever recovers its shards ends it", "chain", w.id.String())
 		}
 	}
 	w.appender.Close()
@@ -171,7 +171,7 @@ func (w *writer) launch(ctx context.Context, items []*item) bool {
 		if err != nil {
 			// Entries are verified on arrival, so this is a fault of the program. The
 			// chain must not go on without an entry that was taken.
-			w.log.Error("an entry that was taken does not fit a bundle; the chain ends", "chain", w.id.String(), "err", err)
+			w.log.ErrorContext(ctx, "an entry that was taken does not fit a bundle; the chain ends", "chain", w.id.String(), "err", err)
 			span.SetStatus(otelcodes.Error, err.Error())
 			span.End()
 			w.appender.Unlane()
