@@ -157,11 +157,11 @@ func TestAbsorbsWithinTheInterval(t *testing.T) {
 
 func TestFullWindowDoesNotWait(t *testing.T) {
 	run(t, func(t *testing.T, w *world) {
-		s := w.start(Config{Interval: time.Minute, Probe: time.Second})
-		defer s.stop()
 		id := w.chain()
 		w.commit(id, 0, 1, 0)
-		time.Sleep(62 * time.Second)
+		s := w.start(Config{Interval: time.Minute, Probe: time.Second})
+		defer s.stop()
+		time.Sleep(2 * time.Second)
 		w.want(id, 1)
 		w.commit(id, 1, 64, 0)
 		time.Sleep(5 * time.Second)
