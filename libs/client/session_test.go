@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -375,7 +376,8 @@ func TestLaterRunOfAProducerFencesTheEarlier(t *testing.T) {
 	if err := first.Flush(limit(t)); err != nil {
 		t.Fatal(err)
 	}
-	for was := time.Now(); time.Now().UnixMilli() == was.UnixMilli(); { //nolint:revive // epochs are milliseconds
+	for was := time.Now().UnixMilli(); time.Now().UnixMilli() == was; { // epochs are milliseconds
+		runtime.Gosched()
 	}
 	if _, err := c.Append(limit(t), cfg, batchOf("b")); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package cli_test
+package cli
 
 import (
 	"context"
@@ -56,7 +56,7 @@ func TestLinesComeBackByteForByte(t *testing.T) {
 		said := fmt.Sprintf("appended %d records, seq 0..%d\n", records, records-1)
 		for _, batch := range []string{"1000", "7"} {
 			t.Run(name+" "+batch, func(t *testing.T) {
-				w := start(t)
+				w := begin(t)
 				if out := w.must(t, content, "append", "tests/log", "--batch", batch); out != said {
 					t.Errorf("append from standard input said %q, want %q", out, said)
 				}
@@ -66,7 +66,7 @@ func TestLinesComeBackByteForByte(t *testing.T) {
 			})
 		}
 		t.Run(name+" file", func(t *testing.T) {
-			w := start(t)
+			w := begin(t)
 			if out := w.must(t, "", "append", "tests/log", file(t, "in", content), "--match-seq", "0"); out != said {
 				t.Errorf("append from a file said %q, want %q", out, said)
 			}
@@ -78,7 +78,7 @@ func TestLinesComeBackByteForByte(t *testing.T) {
 }
 
 func TestAppendSurvivesBrokenConnections(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	var n atomic.Int32
 	w.SetFault(func(step clienttest.Step) error {
 		if (step == clienttest.Stored || step == clienttest.Taking || step == clienttest.Acking || step == clienttest.Paging) && n.Add(1)%11 == 0 {
@@ -99,7 +99,7 @@ func TestAppendSurvivesBrokenConnections(t *testing.T) {
 }
 
 func TestFilesAreConcatenatedRecordWise(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	a, b := file(t, "a", "1\n2"), file(t, "b", "4\n")
 	if out := w.must(t, "3", "append", "tests/log", a, "-", b); out != "appended 4 records, seq 0..3\n" {
 		t.Error(out)
@@ -132,7 +132,7 @@ func TestTooLongLine(t *testing.T) {
 		"raw":       {"raw", strings.Repeat("x", mib+1), ": ", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := start(t)
+			w := begin(t)
 			path := file(t, "in", c.content)
 			r := w.run(t, "", "append", "tests/log", path, "--format", c.format)
 			said := "appended 0 records\n"
@@ -152,7 +152,7 @@ func TestTooLongLine(t *testing.T) {
 // A record is not held until its batch is full, nor until the line after it is
 // complete.
 func TestSlowInputIsSentAtOnce(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	in, write := io.Pipe()
 	done := make(chan result)
 	go func() { done <- w.runIn(t.Context(), in, "append", "tests/log") }()
@@ -172,7 +172,7 @@ func TestSlowInputIsSentAtOnce(t *testing.T) {
 
 // An interrupt ends reading; what was told as appended is stored, and a prefix.
 func TestInterruptedAppendSaysHowFarItGot(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	in, write := io.Pipe()
 	ctx, interrupt := context.WithCancel(t.Context())
 	done := make(chan result)
@@ -207,7 +207,7 @@ func TestAppendFailsWithReasonAndCount(t *testing.T) {
 		"denied": {fault: func(clienttest.Step) error { return reason.New(codes.PermissionDenied, "", "not for you") }, says: []string{"not for you"}, not: "unknown whether"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := start(t)
+			w := begin(t)
 			w.SetFault(c.fault)
 			r := w.run(t, "x\n", append([]string{"append", "tests/log"}, c.args...)...)
 			if r.code != 1 || r.out != "appended 0 records\n" || strings.Contains(r.err, c.not) {
@@ -224,7 +224,7 @@ func TestAppendFailsWithReasonAndCount(t *testing.T) {
 
 // A session that fails while the input pauses ends the command.
 func TestAppendEndsWhenItsSessionFails(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	w.SetFault(func(s clienttest.Step) error {
 		if s == clienttest.Taking {
 			return reason.New(codes.FailedPrecondition, reason.StreamSealed, "the stream is sealed")
@@ -244,7 +244,7 @@ func TestAppendEndsWhenItsSessionFails(t *testing.T) {
 }
 
 func TestAppendCreates(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	if r := w.run(t, "x\n", "append", "fresh/a/b"); r.code != 1 || !strings.Contains(r.err, "BUCKET_NOT_FOUND") {
 		t.Errorf("%+v", r)
 	}
@@ -261,7 +261,7 @@ func TestAppendCreates(t *testing.T) {
 }
 
 func TestJSONRecords(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	in := `{"body":"plain","timestamp":5}
 {"body":"é \u00e9 \ud83d\ude00 <&> \\ud800","headers":[["n","v"],["n",""]]}
 

@@ -1,4 +1,4 @@
-package cli_test
+package cli
 
 import (
 	"bytes"
@@ -13,7 +13,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/nova-stream/nova/libs/client/clienttest"
-	"github.com/nova-stream/nova/services/cli"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -26,8 +25,8 @@ type world struct {
 	environ []string
 }
 
-// start returns a server with the empty stream tests/log.
-func start(t *testing.T) *world {
+// begin returns a server with the empty stream tests/log.
+func begin(t *testing.T) *world {
 	t.Helper()
 	s := clienttest.New()
 	s.Create("tests", "log")
@@ -67,7 +66,7 @@ func (w *world) run(t *testing.T, in string, args ...string) result {
 
 func (w *world) runIn(ctx context.Context, in io.Reader, args ...string) result {
 	var out, errs output
-	code := cli.Execute(ctx, args, cli.Streams{In: in, Out: &out, Err: &errs, Environ: w.environ})
+	code := Execute(ctx, args, Streams{In: in, Out: &out, Err: &errs, Environ: w.environ})
 	return result{code, out.String(), errs.String()}
 }
 

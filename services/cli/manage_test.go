@@ -1,4 +1,4 @@
-package cli_test
+package cli
 
 import (
 	"encoding/json"
@@ -13,7 +13,7 @@ import (
 )
 
 func TestUsageErrors(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	conf := file(t, "bad.yaml", "adr: x\n")
 	for _, args := range []string{
 		"frobnicate", "bucket", "bucket frobnicate", "bucket create", "bucket create a b", "bucket get", "stream create nobucket", "stream create /x", "stream create b/",
@@ -38,7 +38,7 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestSettingsComeFromFlagsEnvironmentAndFile(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	w.Store("tests", "log", "0", "1", "2", "3")
 	conf := file(t, "nova.yaml", "count: 1\noutput: json\ntoken: 0123\nprefix: [lo]\n")
 	w.environ = append(w.environ, "NOVA_CONFIG="+conf, "NOVA_UNKNOWN=x")
@@ -62,7 +62,7 @@ func TestSettingsComeFromFlagsEnvironmentAndFile(t *testing.T) {
 }
 
 func TestHelpVersionCompletion(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	if got := w.must(t, "", "--version"); got != "nova "+config.Version+"\n" {
 		t.Error(got)
 	}
@@ -79,7 +79,7 @@ func TestHelpVersionCompletion(t *testing.T) {
 }
 
 func TestUnreachableServerIsSaid(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	const nobody = "127.0.0.1:1"
 	r := w.run(t, "", "bucket", "list", "--addr", nobody)
 	if r.code != 1 || !strings.Contains(r.err, "cannot reach "+nobody) || !strings.Contains(r.err, "refused") || strings.Contains(r.err, "rpc error") {
@@ -92,7 +92,7 @@ func TestUnreachableServerIsSaid(t *testing.T) {
 }
 
 func TestBucketsAndStreams(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	out := w.must(t, "", "bucket", "create", "logs", "--create-stream-on-append", "--retention-age", "7d", "-o", "json")
 	var b struct {
 		Name   string
@@ -157,7 +157,7 @@ func TestBucketsAndStreams(t *testing.T) {
 
 // Lists have no end of their own: they are shown page by page.
 func TestLongLists(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	const many = 2300
 	var want []string
 	for i := range many {
@@ -187,7 +187,7 @@ func TestLongLists(t *testing.T) {
 }
 
 func TestOperations(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	if out := w.must(t, "", "fleet"); !strings.Contains(out, "16 shards") || !strings.Contains(out, "sequencer  n1    127.0.0.1:1") {
 		t.Error(out)
 	}

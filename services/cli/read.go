@@ -123,7 +123,7 @@ func (a *app) readStream(cmd *cobra.Command, o readFlags, target string) error {
 	defer done()
 	const buffer = 256 << 10
 	out := bufio.NewWriterSize(a.Out, buffer)
-	print := func(records []*novapb.Record) error {
+	show := func(records []*novapb.Record) error {
 		for _, r := range records {
 			if err := writeRecord(out, f, r); err != nil {
 				return err
@@ -141,7 +141,7 @@ func (a *app) readStream(cmd *cobra.Command, o readFlags, target string) error {
 		case from.tail != nil:
 			req.Start = &novapb.SubscribeRequest_TailOffset{TailOffset: *from.tail}
 		}
-		err = followStream(cmd.Context(), c, req, print, out)
+		err = followStream(cmd.Context(), c, req, show, out)
 	} else {
 		req := &novapb.ReadRequest{Bucket: bucket, Stream: name, Count: count, Bytes: bytes, Until: until}
 		switch {
@@ -153,7 +153,7 @@ func (a *app) readStream(cmd *cobra.Command, o readFlags, target string) error {
 			req.Start = &novapb.ReadRequest_TailOffset{TailOffset: *from.tail}
 		}
 		err = c.Read(cmd.Context(), client.ReadConfig{Request: req}, func(p *novapb.ReadResponse) error {
-			if err := print(p.GetRecords()); err != nil {
+			if err := show(p.GetRecords()); err != nil {
 				return err
 			}
 			return out.Flush() // the next page may take its time
@@ -179,7 +179,7 @@ func closedPipe(err error) bool {
 	return errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe)
 }
 
-func followStream(ctx context.Context, c *client.Client, req *novapb.SubscribeRequest, print func([]*novapb.Record) error, out *bufio.Writer) error {
+func followStream(ctx context.Context, c *client.Client, req *novapb.SubscribeRequest, show func([]*novapb.Record) error, out *bufio.Writer) error {
 	sub := c.Subscribe(ctx, client.SubscribeConfig{Request: req})
 	defer sub.Close()
 	for {
@@ -190,7 +190,7 @@ func followStream(ctx context.Context, c *client.Client, req *novapb.SubscribeRe
 		if err != nil {
 			return err
 		}
-		if err := print(msg.GetRecords()); err != nil {
+		if err := show(msg.GetRecords()); err != nil {
 			return err
 		}
 		// A message is what there is for now: show it.

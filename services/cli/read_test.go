@@ -1,4 +1,4 @@
-package cli_test
+package cli
 
 import (
 	"context"
@@ -8,11 +8,10 @@ import (
 	"testing"
 
 	"github.com/nova-stream/nova/libs/client/clienttest"
-	"github.com/nova-stream/nova/services/cli"
 )
 
 func TestReadFromToAndHowMuch(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	var in strings.Builder
 	for i := range 20 {
 		fmt.Fprintf(&in, `{"body":"%d","timestamp":%d}`+"\n", i, 1000*(i+1))
@@ -64,7 +63,7 @@ func TestReadFromToAndHowMuch(t *testing.T) {
 }
 
 func TestFollowShowsWhatComesAndEndsWithAnInterrupt(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	w.Store("tests", "log", "0", "1")
 	for _, args := range [][]string{{"read", "tests/log", "--follow", "--tail", "1"}, {"tail", "tests/log", "-f", "-n", "1"}} {
 		from := len(w.bodies())
@@ -72,7 +71,7 @@ func TestFollowShowsWhatComesAndEndsWithAnInterrupt(t *testing.T) {
 		var out, errs output
 		done := make(chan int)
 		go func() {
-			done <- cli.Execute(ctx, args, cli.Streams{In: strings.NewReader(""), Out: &out, Err: &errs, Environ: w.environ})
+			done <- Execute(ctx, args, Streams{In: strings.NewReader(""), Out: &out, Err: &errs, Environ: w.environ})
 		}()
 		eventually(t, "the last record is shown", func() bool { return out.String() == fmt.Sprintln(from-1) })
 		w.Store("tests", "log", fmt.Sprint(from), fmt.Sprint(from+1))
@@ -85,7 +84,7 @@ func TestFollowShowsWhatComesAndEndsWithAnInterrupt(t *testing.T) {
 }
 
 func TestTrimWhileReadingIsSaid(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	w.Store("tests", "log", "0", "1", "2", "3", "4", "5")
 	w.MaxPage = 2
 	pages := 0
@@ -108,11 +107,11 @@ type closed struct{}
 func (closed) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 
 func TestClosedOutputEndsQuietly(t *testing.T) {
-	w := start(t)
+	w := begin(t)
 	w.Store("tests", "log", "0")
 	for _, args := range [][]string{{"read", "tests/log"}, {"tail", "-f", "tests/log"}, {"stream", "list", "tests", "-o", "json"}} {
 		var errs output
-		if code := cli.Execute(t.Context(), args, cli.Streams{In: strings.NewReader(""), Out: closed{}, Err: &errs, Environ: w.environ}); code != 0 || errs.String() != "" {
+		if code := Execute(t.Context(), args, Streams{In: strings.NewReader(""), Out: closed{}, Err: &errs, Environ: w.environ}); code != 0 || errs.String() != "" {
 			t.Errorf("%v: exit %d, %s", args, code, errs.String())
 		}
 	}

@@ -152,12 +152,9 @@ func (a *app) settings(cmd *cobra.Command) error {
 		if f.Changed || err != nil || notConfigured(f.Name) {
 			return
 		}
-		from := config.Env(f.Name)
-		values, ok := []string(nil), false
-		if v, found := env[from]; found {
-			values, ok = []string{v}, true
-		} else if values, ok = file[f.Name]; ok {
-			from = "--config: " + f.Name
+		from, values := "--config: "+f.Name, file[f.Name]
+		if v, ok := env[config.Env(f.Name)]; ok {
+			from, values = config.Env(f.Name), []string{v}
 		}
 		for _, v := range values {
 			if serr := cmd.Flags().Set(f.Name, v); serr != nil && err == nil {

@@ -130,18 +130,8 @@ func (ss streamService) CreateStream(ctx context.Context, r *novapb.CreateStream
 	return &novapb.CreateStreamResponse{Stream: st.info}, nil
 }
 
-// nameOnly is a request without a stream id.
-type nameOnly interface {
-	GetBucket() string
-	GetStream() string
-}
-
-type byName struct{ nameOnly }
-
-func (byName) GetStreamId() string { return "" }
-
 func (ss streamService) GetStream(ctx context.Context, r *novapb.GetStreamRequest) (*novapb.GetStreamResponse, error) {
-	st, err := ss.s.find(ctx, byName{r})
+	st, err := ss.s.find(ctx, &novapb.CheckTailRequest{Bucket: r.GetBucket(), Stream: r.GetStream()})
 	if err != nil {
 		return nil, err
 	}
