@@ -158,7 +158,7 @@ func (s *Service) Run(ctx context.Context) error {
 		// never serves beside this one.
 		s.settleDown()
 		endLease()
-		<-leaseDone
+		_ = <-leaseDone // nil: its context was ended
 		s.lease.end()
 		s.releaseLife(context.WithoutCancel(ctx))
 	}
