@@ -14,7 +14,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 LDFLAGS := -s -w -X github.com/nova-stream/nova/libs/config.Version=$(VERSION)
 
 # Passed to go test, for example: make test TESTFLAGS='-run Append -v'
-TESTFLAGS ?=
+TESTFLAGS ?= -timeout 25m
 FUZZTIME  ?= 10s
 BENCH     ?= .
 

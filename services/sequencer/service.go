@@ -158,7 +158,9 @@ func (s *Service) Run(ctx context.Context) error {
 		// never serves beside this one.
 		s.settleDown()
 		endLease()
-		_ = <-leaseDone // nil: its context was ended
+		if lerr := <-leaseDone; lerr != nil {
+			s.log.WarnContext(ctx, "the lease ended while stopping", "err", lerr)
+		}
 		s.lease.end()
 		s.releaseLife(context.WithoutCancel(ctx))
 	}
