@@ -72,7 +72,7 @@ type producer struct {
 	id      string
 	epoch   uint64
 	heard   stream.Millis // by clock; 0: before the first Check, which is not known
-	batches []Batch // oldest first, at most MaxBatches, consecutive in Seq
+	batches []Batch       // oldest first, at most MaxBatches, consecutive in Seq
 }
 
 // Check says what to do with a batch, and for Duplicate which one it repeats.
