@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/nova-stream/nova/libs/bundle"
+	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
@@ -17,7 +18,8 @@ const deletePatience = time.Minute
 
 // DeleteStream deletes a stream. In order:
 //
-//  1. arm a due marker. A crash after it: the reaper calls this again.
+//  1. arm a due marker, unless the caller's own leads back here. A crash after
+//     it: the reaper calls this again.
 //  2. write the DELETE entry and wait for its commit: from then on the stream
 //     is gone for everyone. A crash after it: likewise.
 //  3. free the name if it still means this stream; then the marker.
@@ -28,12 +30,15 @@ func (s *Service) DeleteStream(ctx context.Context, req *sequencerpb.DeleteStrea
 	if err != nil {
 		return nil, reason.Field("stream.stream_id", err.Error())
 	}
-	due, err := s.index.ArmDue(ctx, &indexpb.Due{
-		Queue: "delete", At: s.now().Add(deletePatience).UnixMilli(),
-		Bucket: req.GetBucket(), Name: req.GetName(), StreamId: id.String(), Number: uint64(req.GetStream().GetShard()),
-	})
-	if err != nil {
-		return nil, err
+	var due catalog.Marker
+	if !req.GetArmed() {
+		due, err = s.index.ArmDue(ctx, &indexpb.Due{
+			Queue: "delete", At: s.now().Add(deletePatience).UnixMilli(),
+			Bucket: req.GetBucket(), Name: req.GetName(), StreamId: id.String(), Number: uint64(req.GetStream().GetShard()),
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
 	st, err := s.openByID(ctx, id, stream.Shard(req.GetStream().GetShard()))
 	if err == nil {
@@ -46,6 +51,9 @@ func (s *Service) DeleteStream(ctx context.Context, req *sequencerpb.DeleteStrea
 		return nil, err
 	}
 	s.names.Invalidate(req.GetBucket(), req.GetName(), id)
+	if req.GetArmed() {
+		return &sequencerpb.DeleteStreamResponse{}, nil
+	}
 	return &sequencerpb.DeleteStreamResponse{}, s.index.DropDue(ctx, due)
 }
 

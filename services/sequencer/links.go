@@ -1,8 +1,10 @@
 package sequencer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -155,6 +157,6 @@ func byPreference(nodes []discovery.Node, zone, self string) []discovery.Node {
 		}
 		return v
 	}
-	sortBy(out, func(a, b discovery.Node) bool { return score(a) > score(b) })
+	slices.SortStableFunc(out, func(a, b discovery.Node) int { return cmp.Compare(score(b), score(a)) })
 	return out
 }

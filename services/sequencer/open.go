@@ -84,13 +84,13 @@ func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Ep
 		return nil, 0, errNoLeader(sh.number)
 	}
 	s := sh.svc
+	// That there is no descriptor may be an old read; whether the stream is
+	// deleted is what its log says.
 	descriptor, err := s.index.GetDescriptor(ctx, id)
-	if err != nil {
-		if catalog.IsNotFound(err) {
-			return nil, 0, errDeleted()
-		}
+	if err != nil && !catalog.IsNotFound(err) {
 		return nil, 0, fmt.Errorf("open stream %s: %w", id, err)
 	}
+	gone := err != nil
 	ends := make([]stream.Slot, len(bindings))
 	for i, b := range bindings {
 		ends[i] = stream.Slot(b.GetCut())
@@ -106,6 +106,9 @@ func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Ep
 		}
 	}
 	record, err := s.index.TouchHead(ctx, id, uint64(epoch))
+	if gone && catalog.IsNotFound(err) {
+		return nil, 0, errDeleted()
+	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("open stream %s: %w", id, err)
 	}
@@ -124,6 +127,9 @@ func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Ep
 	if err := st.fold(located); err != nil {
 		s.log.ErrorContext(ctx, "stream quarantined", "stream", id.String(), "shard", sh.number, "err", err)
 		return nil, 0, reason.New(codes.DataLoss, reason.StreamQuarantine, "the stream's log is damaged; see the server's log")
+	}
+	if gone && !st.deleted {
+		return nil, 0, reason.New(codes.Unavailable, "", "open stream "+id.String()+": its descriptor was not found and its log goes on")
 	}
 	return st, epoch, nil
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc/status"
+
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/discovery"
 	"github.com/nova-stream/nova/libs/stream"
@@ -59,7 +61,7 @@ type recovery struct {
 func (s *Service) recover(ctx context.Context, sh *shard) {
 	started := s.now()
 	r := &recovery{svc: s, shard: sh, step: stepClaim}
-	for {
+	for pause := retryLeast; ; pause = min(2*pause, retryMost) {
 		err := r.run(ctx)
 		switch {
 		case err == nil:
@@ -74,12 +76,30 @@ func (s *Service) recover(ctx context.Context, sh *shard) {
 			sh.drop(nil)
 			return
 		}
-		s.log.WarnContext(ctx, "recovery waits", "shard", sh.number, "step", string(r.step), "err", err)
+		s.sayWaiting(ctx, r, err)
 		select {
 		case <-ctx.Done():
-		case <-time.After(retryDelay()):
+		case <-time.After(jittered(pause)):
 		}
 	}
+}
+
+// sayEvery is how often one cause of waiting is logged: hundreds of shards wait
+// for the same.
+const sayEvery = 10 * time.Second
+
+// sayWaiting logs why a recovery waits, once per step and cause.
+func (s *Service) sayWaiting(ctx context.Context, r *recovery, err error) {
+	cause := string(r.step) + ": " + status.Code(err).String()
+	s.saidMu.Lock()
+	last, said := s.said[cause]
+	if said && s.now().Sub(last) < sayEvery {
+		s.saidMu.Unlock()
+		return
+	}
+	s.said[cause] = s.now()
+	s.saidMu.Unlock()
+	s.log.WarnContext(ctx, "recovery waits", "shard", r.shard.number, "step", string(r.step), "err", err)
 }
 
 // run goes on from the step it is at.

@@ -7,7 +7,6 @@ import (
 	"hash/fnv"
 	"log/slog"
 	"math/rand/v2"
-	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,10 +55,16 @@ type Service struct {
 
 	running context.Context // ends when the service stops serving
 	stop    context.CancelFunc
-	work    workGroup
-	state   atomic.Pointer[string] // why it is not ready; nil: it is
+	// admitting ends with running, or before it when a stop begins: see stop.go.
+	admitting    context.Context
+	endAdmitting context.CancelFunc
+	work         workGroup
+	state        atomic.Pointer[string] // why it is not ready; nil: it is
 
 	chainNames sync.Map // stream.ChainID -> *stream.ChainID
+
+	saidMu sync.Mutex
+	said   map[string]time.Time // cause of waiting -> when it was logged
 }
 
 // New returns a sequencer that does nothing until Run.
@@ -83,10 +88,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		cfg: cfg, log: deps.Log, index: index, names: catalog.NewNames(index), conns: deps.Conns, registry: deps.Registry, now: deps.Now,
 		metrics: m, lease: newLease(cfg.LeaseTTL, deps.Now), watched: map[string]watchedLife{}, opened: make(chan struct{}),
 		window: &tailWindow{limit: cfg.TailWindowBytes}, pool: semaphore.NewWeighted(cfg.PoolBytes),
+		said: map[string]time.Time{},
 	}
 	s.links, s.chains = newLinks(s), newChains(s)
 	// Both contexts exist before Run, so that an early request waits, not panics.
 	s.running, s.stop = context.WithCancel(context.Background())
+	s.admitting, s.endAdmitting = context.WithCancel(s.running)
 	s.notReady("starting")
 	return s, nil
 }
@@ -153,9 +160,11 @@ func (s *Service) Run(ctx context.Context) error {
 		endPlacing()
 		placed.Wait()
 		s.notReady("stopping")
-		// Order: first what is under way is answered, while the lease still holds;
+		// Order: nothing new is taken, or the next step would never end under load;
+		// what is under way is answered, while the lease still holds;
 		// then the lease ends; only then is the life released, so that a successor
 		// never serves beside this one.
+		s.endAdmitting()
 		s.settleDown()
 		endLease()
 		if lerr := <-leaseDone; lerr != nil {
@@ -174,7 +183,7 @@ func (s *Service) Run(ctx context.Context) error {
 
 // openConstellation waits for the index to answer.
 func (s *Service) openConstellation(ctx context.Context) (*indexpb.Constellation, error) {
-	for {
+	for pause := retryLeast; ; pause = min(2*pause, retryMost) {
 		c, err := s.index.OpenConstellation(ctx, s.cfg.Shards)
 		if err == nil {
 			return c, nil
@@ -183,23 +192,33 @@ func (s *Service) openConstellation(ctx context.Context) (*indexpb.Constellation
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-time.After(retryDelay()):
+		case <-time.After(jittered(pause)):
 		}
 	}
 }
 
 // place takes the shards that nobody alive holds and that fall to this life by
-// rendezvous, and looks again as often as leases are renewed.
+// rendezvous, and looks again as often as leases are renewed, sooner after a
+// failure.
 func (s *Service) place(ctx context.Context) {
+	pause, said := retryLeast, ""
 	for {
-		if err := s.placeOnce(ctx); err != nil && ctx.Err() == nil {
-			s.log.WarnContext(ctx, "placement", "err", err)
+		next := s.lease.ttl / 3
+		if err := s.placeOnce(ctx); err == nil {
+			pause, said = retryLeast, ""
+		} else if ctx.Err() == nil {
+			next = min(next, jittered(pause))
+			pause = min(2*pause, retryMost)
+			if err.Error() != said {
+				said = err.Error()
+				s.log.WarnContext(ctx, "placement waits", "err", err)
+			}
 		}
 		s.evictIdle()
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(s.lease.ttl / 3):
+		case <-time.After(next):
 		}
 	}
 }
@@ -217,7 +236,7 @@ func (s *Service) placeOnce(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list shards: %w", err)
 	}
-	var taken sync.WaitGroup
+	var vacant []*shard
 	for _, sh := range s.shards {
 		record := records[sh.number]
 		sh.mu.Lock()
@@ -230,6 +249,17 @@ func (s *Service) placeOnce(ctx context.Context) error {
 			continue
 		}
 		s.takeable.Store(sh.number, record.GetHolderLife())
+		vacant = append(vacant, sh)
+	}
+	if len(vacant) > 0 {
+		// Without a chain-writer none of them could be taken.
+		if _, err := s.links.get(ctx); err != nil {
+			s.notReady("waiting for a chain-writer: " + err.Error())
+			return err
+		}
+	}
+	var taken sync.WaitGroup
+	for _, sh := range vacant {
 		// Until ctx ends: a stop must not wait for a recovery that storage holds up.
 		taken.Go(func() { s.recover(ctx, sh) })
 	}
@@ -328,10 +358,13 @@ func (s *Service) underWay() bool {
 	return false
 }
 
+// releasePatience is how long a stop waits for the metastore at most.
+const releasePatience = time.Second
+
 // releaseLife says that this life serves nothing any more, so that others need
 // not wait for its lease to run out.
 func (s *Service) releaseLife(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, s.lease.ttl/3)
+	ctx, cancel := context.WithTimeout(ctx, min(s.lease.ttl/3, releasePatience))
 	defer cancel()
 	if err := s.index.EndLife(ctx, s.lease.life.String(), indexpb.LifeState_LIFE_STATE_RELEASED); err != nil {
 		s.log.WarnContext(ctx, "life not released; successors wait for its lease", "err", err)
@@ -376,9 +409,15 @@ func (s *Service) chainPointer(c stream.ChainID) *stream.ChainID {
 	return p.(*stream.ChainID)
 }
 
-// retryDelay is the pause before a step is tried again, jittered.
-func retryDelay() time.Duration {
-	return 50*time.Millisecond + time.Duration(rand.Int64N(int64(100*time.Millisecond)))
+// The pause before a step is tried again doubles from the least to the most.
+const (
+	retryLeast = 50 * time.Millisecond
+	retryMost  = 500 * time.Millisecond
+)
+
+// jittered returns a pause of once to twice the given one.
+func jittered(pause time.Duration) time.Duration {
+	return pause + time.Duration(rand.Int64N(int64(pause)))
 }
 
 // rendezvous is the score of a node for a key: the highest wins.
@@ -394,8 +433,4 @@ func rendezvous(key, node string) uint64 {
 	x ^= x >> 27
 	x *= 0x94d049bb133111eb
 	return x ^ x>>31
-}
-
-func sortBy[T any](s []T, less func(a, b T) bool) {
-	sort.SliceStable(s, func(i, j int) bool { return less(s[i], s[j]) })
 }
