@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/stream"
 )
@@ -51,6 +53,8 @@ var (
 // Flight is a batch on its way into a slot.
 type Flight struct {
 	Builder *bundle.Builder
+	// Span, if not nil, is the parent of the spans of the PUTs.
+	Span trace.Span
 	// Done is called once for every flight that was launched, in slot order: nil
 	// says that the slot is committed, for ever; ErrCut that it never will be;
 	// ErrStopped that it is open.
@@ -138,7 +142,11 @@ func (a *Appender) Launch(f Flight) error {
 	fl := &airborne{Flight: f, slot: a.next, landed: make(chan error, 1)}
 	a.next++
 	a.flights <- fl // never waits: there are as many places as lanes
-	a.puts.Go(func() { fl.landed <- a.land(fl.slot, fl.Builder.Finish(fl.slot)) })
+	ctx := a.ctx
+	if f.Span != nil {
+		ctx = trace.ContextWithSpan(ctx, f.Span)
+	}
+	a.puts.Go(func() { fl.landed <- a.land(ctx, fl.slot, fl.Builder.Finish(fl.slot)) })
 	return nil
 }
 

@@ -24,25 +24,26 @@ var (
 // land puts one flight into its slot until that is decided: nil means that the
 // slot holds it. Any error means that trying on does not decide it, and the
 // chain must end. ErrExists is an answer; ErrUnavailable, which is also what a
-// 409 ConditionalRequestConflict and a RequestTimeout are, is none.
-func (a *Appender) land(slot stream.Slot, body []byte) error {
+// 409 ConditionalRequestConflict and a RequestTimeout are, is none. ctx is the
+// appender's, with the flight's span.
+func (a *Appender) land(ctx context.Context, slot stream.Slot, body []byte) error {
 	first := time.Now()
 	for n := 0; ; n++ {
-		err := a.put(slot, body)
+		err := a.put(ctx, slot, body)
 		if errors.Is(err, objectstore.ErrExists) {
-			err = a.compare(slot, body)
+			err = a.compare(ctx, slot, body)
 		}
 		switch {
 		case err == nil, errors.Is(err, errMetSeal), errors.Is(err, ErrForeign), errors.Is(err, objectstore.ErrPermanent):
 			return err
-		case a.ctx.Err() != nil:
+		case ctx.Err() != nil:
 			return ErrStopped
 		}
 		if waited := time.Since(first); waited >= a.cfg.StuckAfter {
 			return fmt.Errorf("slot %d for %s: %w: %w", slot, waited, errStuck, err)
 		}
 		a.chains.cfg.Log.Debug("slot undecided; the same bytes go to the same slot again", "chain", a.cfg.Chain.String(), "slot", uint64(slot), "try", n, "err", err)
-		if sleep(a.ctx, backoff(n, time.Second)) != nil {
+		if sleep(ctx, backoff(n, time.Second)) != nil {
 			return ErrStopped
 		}
 	}
@@ -51,8 +52,8 @@ func (a *Appender) land(slot stream.Slot, body []byte) error {
 // put is one PUT, hedged by a second one of the same bytes when it is slow. The
 // first answer that decides counts. The slower PUT is canceled, but may still
 // land: in the same slot, the same bytes.
-func (a *Appender) put(slot stream.Slot, body []byte) error {
-	ctx, cancel := context.WithCancel(a.ctx)
+func (a *Appender) put(ctx context.Context, slot stream.Slot, body []byte) error {
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	answers := make(chan error, 2)
 	send := func() {
@@ -89,20 +90,20 @@ func (a *Appender) put(slot stream.Slot, body []byte) error {
 
 // compare decides a slot that holds something: it is the own flight if flight
 // id, size and checksums are its own.
-func (a *Appender) compare(slot stream.Slot, body []byte) error {
-	o, err := a.chains.reg.Read(a.ctx, a.cfg.Chain, slot, objectstore.Range{Length: bundle.IdentBytes})
+func (a *Appender) compare(ctx context.Context, slot stream.Slot, body []byte) error {
+	o, err := a.chains.reg.Read(ctx, a.cfg.Chain, slot, objectstore.Range{Length: bundle.IdentBytes})
 	if err != nil {
 		return err // also when it was reclaimed: the same bytes go there again
 	}
 	if int64(len(body)) == o.Size && bytes.Equal(o.Body, body[:bundle.IdentBytes]) {
 		// The end of a bundle holds its checksums.
 		end := body[len(body)-bundle.IdentBytes:]
-		tail, err := a.chains.reg.Read(a.ctx, a.cfg.Chain, slot, objectstore.Range{Offset: -bundle.IdentBytes})
+		tail, err := a.chains.reg.Read(ctx, a.cfg.Chain, slot, objectstore.Range{Offset: -bundle.IdentBytes})
 		if err != nil || bytes.Equal(tail.Body, end) {
 			return err
 		}
 	}
-	what, err := identify(a.ctx, a.chains.reg, a.cfg.Chain, slot)
+	what, err := identify(ctx, a.chains.reg, a.cfg.Chain, slot)
 	switch {
 	case err == nil && what == holdsSeal:
 		return fmt.Errorf("slot %d: %w", slot, errMetSeal)

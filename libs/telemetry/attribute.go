@@ -14,6 +14,8 @@ const (
 	AttrFlight  = attribute.Key("nova.flight")
 	AttrBytes   = attribute.Key("nova.bytes")
 	AttrRecords = attribute.Key("nova.records")
+	AttrEntries = attribute.Key("nova.entries")
+	AttrSeq     = attribute.Key("nova.seq") // of the first record
 	AttrReason  = attribute.Key("nova.reason")
 	AttrOutcome = attribute.Key("nova.outcome")
 	AttrService = attribute.Key("nova.service")

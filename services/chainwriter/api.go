@@ -95,7 +95,7 @@ func receive(ctx context.Context, srv chainwriterpb.ChainWriterService_WriteEntr
 		if err != nil {
 			return err
 		}
-		if r := w.accept(ctx, e, ses); r != nil {
+		if r := w.accept(ctx, e, spansOf(msg.GetEntry()), ses); r != nil {
 			ses.refused(e, r)
 		}
 	}

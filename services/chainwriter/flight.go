@@ -4,13 +4,10 @@ import (
 	"context"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	otelcodes "go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/libs/telemetry"
 )
 
 // enter puts an entry behind those of its shard. Called with mu held.
@@ -163,8 +160,7 @@ func (w *writer) linger() {
 
 // launch builds a flight and sends it; false: the chain takes no more.
 func (w *writer) launch(ctx context.Context, items []*item) bool {
-	_, span := w.tracer.Start(ctx, "chainwriter.Flight", trace.WithAttributes(
-		attribute.String("nova.chain", w.id.String()), attribute.Int("nova.entries", len(items))))
+	ctx, span := w.startFlight(ctx, items)
 	b := bundle.NewBuilder(w.id, stream.NewFlightID(), stream.ProfileStandard)
 	for _, it := range items {
 		offset, length, err := b.Add(it.entry)
@@ -172,8 +168,7 @@ func (w *writer) launch(ctx context.Context, items []*item) bool {
 			// Entries are verified on arrival, so this is a fault of the program. The
 			// chain must not go on without an entry that was taken.
 			w.log.ErrorContext(ctx, "an entry that was taken does not fit a bundle; the chain ends", "chain", w.id.String(), "err", err)
-			span.SetStatus(otelcodes.Error, err.Error())
-			span.End()
+			endFlight(span, err)
 			w.appender.Unlane()
 			w.appender.End()
 			w.lose(items)
@@ -182,21 +177,21 @@ func (w *writer) launch(ctx context.Context, items []*item) bool {
 		it.at = stream.Coordinates{Chain: w.id, Offset: offset, Length: length}
 	}
 	started, size := w.now(), b.Size()
-	span.SetAttributes(attribute.Int("nova.bytes", size))
 	done := func(slot stream.Slot, err error) {
-		span.SetAttributes(attribute.Int64("nova.slot", int64(slot)))
-		if err != nil {
-			span.SetStatus(otelcodes.Error, err.Error())
-			w.lose(items)
-		} else {
-			w.metrics.landed(ctx, w.now().Sub(started), len(items), size)
-			w.commit(slot, items)
+		if span != nil {
+			span.SetAttributes(telemetry.AttrSlot.Int64(int64(slot)), telemetry.AttrBytes.Int(size))
+			// Before the appends are answered, so that it ends within their spans.
+			endFlight(span, err)
 		}
-		span.End()
+		if err != nil {
+			w.lose(items)
+			return
+		}
+		w.metrics.landed(ctx, w.now().Sub(started), len(items), size)
+		w.commit(slot, items)
 	}
-	if err := w.appender.Launch(chain.Flight{Builder: b, Done: done}); err != nil {
-		span.SetStatus(otelcodes.Error, err.Error())
-		span.End()
+	if err := w.appender.Launch(chain.Flight{Builder: b, Span: span, Done: done}); err != nil {
+		endFlight(span, err)
 		w.lose(items)
 		return false
 	}

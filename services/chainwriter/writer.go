@@ -14,6 +14,7 @@ import (
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/libs/telemetry"
 )
 
 // writer writes one chain. It ends with the chain.
@@ -43,6 +44,7 @@ type writer struct {
 // item is an entry in the pool or in the air.
 type item struct {
 	entry    bundle.Entry
+	spans    [][]byte           // of the sampled requests that it carries
 	at       stream.Coordinates // but for the slot, once it is in a flight
 	sessions []*session         // who hear of it
 	fence    *fence             // of a fence entry
@@ -107,8 +109,8 @@ type refusal struct {
 }
 
 // accept takes an entry in. While the pool is full it waits, and with it the
-// sender, whose credit is used up anyway.
-func (w *writer) accept(ctx context.Context, e bundle.Entry, from *session) *refusal {
+// sender, whose credit is used up anyway. spans are those of the requests in it.
+func (w *writer) accept(ctx context.Context, e bundle.Entry, spans [][]byte, from *session) *refusal {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.pooled >= w.cfg.PoolBytes {
@@ -134,7 +136,7 @@ func (w *writer) accept(ctx context.Context, e bundle.Entry, from *session) *ref
 	if e.Epoch > st.epoch {
 		st.begin(e.Epoch)
 	}
-	it := &item{entry: e, sessions: []*session{from}}
+	it := &item{entry: e, spans: spans, sessions: []*session{from}}
 	st.next++
 	st.pending[e.EntryNo] = it
 	w.enter(st, it)
@@ -181,7 +183,7 @@ func (w *writer) shard(n stream.Shard) *shardState {
 // landFence lands a fence entry for an epoch and returns the cut. Repeating it,
 // also while the first is under way, gives the same cut.
 func (w *writer) landFence(ctx context.Context, n stream.Shard, epoch stream.Epoch) (stream.Slot, error) {
-	f, err := w.beginFence(n, epoch)
+	f, err := w.beginFence(n, epoch, telemetry.PackSpan(ctx))
 	if err != nil {
 		return 0, err
 	}
@@ -196,7 +198,7 @@ func (w *writer) landFence(ctx context.Context, n stream.Shard, epoch stream.Epo
 	return f.cut, nil
 }
 
-func (w *writer) beginFence(n stream.Shard, epoch stream.Epoch) (*fence, error) {
+func (w *writer) beginFence(n stream.Shard, epoch stream.Epoch, span []byte) (*fence, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
@@ -215,7 +217,11 @@ func (w *writer) beginFence(n stream.Shard, epoch stream.Epoch) (*fence, error) 
 	st.begin(epoch)
 	st.fence = &fence{done: make(chan struct{})}
 	w.fences++
-	w.enter(st, &item{entry: bundle.Entry{Kind: bundle.KindFence, Shard: n, Epoch: epoch}, fence: st.fence})
+	it := &item{entry: bundle.Entry{Kind: bundle.KindFence, Shard: n, Epoch: epoch}, fence: st.fence}
+	if span != nil {
+		it.spans = [][]byte{span}
+	}
+	w.enter(st, it)
 	return st.fence, nil
 }
 

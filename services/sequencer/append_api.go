@@ -6,11 +6,19 @@ import (
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/libs/telemetry"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
 // Append stores one batch. The request was validated at the edge.
 func (s *Service) Append(ctx context.Context, req *novapb.AppendRequest) (*novapb.AppendResponse, error) {
+	ctx, span := startAppend(ctx, req.GetBucket(), req.GetStream())
+	res, err := s.appendOne(ctx, req)
+	endAppend(span, len(req.GetRecords()), res.GetAck(), err)
+	return res, err
+}
+
+func (s *Service) appendOne(ctx context.Context, req *novapb.AppendRequest) (*novapb.AppendResponse, error) {
 	st, err := s.openNamed(ctx, req)
 	if err != nil {
 		return nil, reason.WithOutcome(err, reason.NotCommitted)
@@ -19,6 +27,7 @@ func (s *Service) Append(ctx context.Context, req *novapb.AppendRequest) (*novap
 		records: req.GetRecords(), match: req.MatchSeq, token: req.FencingToken, seal: req.GetSeal(),
 		producer: stream.Producer{ID: req.GetProducerId(), Epoch: req.GetProducerEpoch(), Batch: req.GetBatchSeq()},
 	})
+	r.span = telemetry.PackSpan(ctx)
 	if err := s.reserve(ctx, r); err != nil {
 		return nil, err
 	}

@@ -67,7 +67,7 @@ func (l *link) send(sh *shard, e *entry) {
 	id := e.st.id
 	msg := &chainwriterpb.WriteEntriesRequest{Message: &chainwriterpb.WriteEntriesRequest_Entry{Entry: &chainwriterpb.Entry{
 		Kind: entryKind(e.kind), Shard: uint32(sh.number), Epoch: uint64(sh.epoch), EntryNo: uint64(e.no),
-		StreamId: id[:], Timestamp: int64(e.ts), Body: e.body,
+		StreamId: id[:], Timestamp: int64(e.ts), Body: e.body, Spans: e.spans,
 	}}}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,7 +14,8 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
-// chunkTarget ends a chunk, in bytes of records: a read fetches whole chunks.
+// chunkTarget ends a chunk, in bytes of chunk.RawBound: a read fetches and holds
+// whole chunks. Records without bytes count too, so that many of them end it.
 const chunkTarget = 1 << 20
 
 // maxChunkBatches ends a chunk of many small batches, well below the format's
@@ -70,7 +71,7 @@ type numbering struct {
 	batches []chunk.Batch
 	records [][]stream.Record
 	waits   []waiter
-	size    int64
+	size    int           // chunk.RawBound of the records
 	next    stream.Seq    // after the gathered records; valid while batches is not empty
 	lastTS  stream.Millis // likewise
 }
@@ -178,7 +179,8 @@ func (n *numbering) tail() stream.Seq {
 // gather numbers an append's records and puts them into the chunk.
 func (n *numbering) gather(r *request) {
 	a := &n.st.assigned
-	if len(n.batches) > 0 && (n.size+r.size > chunkTarget || len(n.batches) == maxChunkBatches) {
+	size := chunk.RawBound(r.records)
+	if len(n.batches) > 0 && (n.size+size > chunkTarget || len(n.batches) == maxChunkBatches) {
 		n.flush()
 	}
 	if len(n.batches) == 0 {
@@ -194,7 +196,7 @@ func (n *numbering) gather(r *request) {
 	n.waits = append(n.waits, waiter{req: r, batch: len(n.batches)})
 	n.batches = append(n.batches, chunk.Batch{Producer: r.producer, Seal: r.seal})
 	n.records = append(n.records, r.records)
-	n.size += r.size
+	n.size += size
 }
 
 // timestamp applies the stream's timestamping; never decreasing beats "not
@@ -231,12 +233,13 @@ func (n *numbering) flush() {
 		return
 	}
 	a.AppendChunk(&header)
-	n.hand(&entry{st: st, kind: bundle.KindChunk, body: body, header: &header, waits: waits})
+	n.hand(&entry{st: st, kind: bundle.KindChunk, body: body, header: &header, spans: spansOf(waits), waits: waits})
 }
 
 // control hands on a control entry.
 func (n *numbering) control(r *request, argument []byte) {
-	n.hand(&entry{st: n.st, kind: r.kind, ts: n.arrival, body: argument, waits: []waiter{{req: r}}})
+	waits := []waiter{{req: r}}
+	n.hand(&entry{st: n.st, kind: r.kind, ts: n.arrival, body: argument, spans: spansOf(waits), waits: waits})
 }
 
 // hand puts the entry in line for its commit and gives it to the shard.

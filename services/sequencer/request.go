@@ -30,6 +30,7 @@ type request struct {
 	setToken string     // of a TOKEN
 
 	session *session // nil: a request of its own
+	span    []byte   // see telemetry.PackSpan; nil: not sampled
 
 	reserved int64 // bytes of the append pool, given back when it is answered
 	release  func(int64)

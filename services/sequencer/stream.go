@@ -68,6 +68,7 @@ type entry struct {
 	ts     stream.Millis
 	body   []byte        // the encoded chunk, or the control argument
 	header *chunk.Header // of a chunk
+	spans  [][]byte      // of the requests it carries, those that are sampled
 	waits  []waiter
 }
 

@@ -32,9 +32,11 @@ const (
 //	nova.objectstore.<op>.bytes      counter, bytes of successful bodies (put*, get*)
 //	nova.objectstore.<op>.errors     counter, by class
 //
-// and spans objectstore.PUT, objectstore.GET, objectstore.DELETE,
-// objectstore.LIST. Classes that are answers (exists, mismatch, not_found, range)
-// count as errors by class but leave the span's status alone.
+// and, for calls within a sampled trace, spans objectstore.PUT, objectstore.GET,
+// objectstore.DELETE, objectstore.LIST: a call of its own would be a trace of
+// one span, which says no more than the metrics. Classes that are answers
+// (exists, mismatch, not_found, range) count as errors by class but leave the
+// span's status alone.
 type Store struct {
 	inner  objectstore.Store
 	tracer trace.Tracer
@@ -90,85 +92,103 @@ func newInstruments(meter metric.Meter, op, span string) (i instruments, err err
 	return i, err
 }
 
-// do runs one call within a span; call returns the bytes it moved.
-func (s *Store) do(ctx context.Context, op string, call func(context.Context) (int, error), attrs ...attribute.KeyValue) error {
+// do runs one call, in a span if it is part of a sampled trace; call returns
+// the bytes it moved.
+func (s *Store) do(ctx context.Context, op, key string, call func(context.Context) (int, error)) error {
 	i := s.ops[op]
-	ctx, span := s.tracer.Start(ctx, i.span, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attrs...))
-	defer span.End()
+	var span trace.Span // nil: not traced
+	if trace.SpanContextFromContext(ctx).IsSampled() {
+		ctx, span = s.tracer.Start(ctx, i.span, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(KeyAttr.String(key)))
+		defer span.End()
+	}
 	start := time.Now()
 	n, err := call(ctx)
 	took := time.Since(start).Seconds()
-	class := metric.WithAttributes(ClassAttr.String(objectstore.Class(err)))
+	name := objectstore.Class(err)
+	class := metric.WithAttributes(ClassAttr.String(name))
 	i.duration.Record(ctx, took, class)
-	span.SetAttributes(ClassAttr.String(objectstore.Class(err)))
-	if err != nil {
+	switch {
+	case err != nil:
 		i.errors.Add(ctx, 1, class)
-		switch objectstore.Class(err) {
-		case "exists", "mismatch", "not_found", "range":
-		default:
-			span.RecordError(err)
-			span.SetStatus(codes.Error, err.Error())
-		}
-		return err
-	}
-	if i.bytes != nil {
+	case i.bytes != nil:
 		i.bytes.Add(ctx, int64(n))
-		span.SetAttributes(BytesAttr.Int(n))
 	}
-	return nil
+	if span != nil {
+		span.SetAttributes(ClassAttr.String(name))
+		if err == nil && i.bytes != nil {
+			span.SetAttributes(BytesAttr.Int(n))
+		}
+		blame(span, name, err)
+	}
+	return err
+}
+
+// blame marks the span of a call that failed.
+func blame(span trace.Span, class string, err error) {
+	switch class {
+	case "ok", "exists", "mismatch", "not_found", "range":
+	default:
+		span.RecordError(err)
+		span.SetStatus(codes.Error, err.Error())
+	}
 }
 
 // PutIfAbsent implements objectstore.Store.
 func (s *Store) PutIfAbsent(ctx context.Context, key string, body []byte) (etag objectstore.ETag, err error) {
-	err = s.do(ctx, "put", func(ctx context.Context) (_ int, err error) {
+	err = s.do(ctx, "put", key, func(ctx context.Context) (_ int, err error) {
 		etag, err = s.inner.PutIfAbsent(ctx, key, body)
 		return len(body), err
-	}, KeyAttr.String(key))
+	})
 	return etag, err
 }
 
 // PutIfMatch implements objectstore.Store.
 func (s *Store) PutIfMatch(ctx context.Context, key string, body []byte, match objectstore.ETag) (etag objectstore.ETag, err error) {
-	err = s.do(ctx, "put_if_match", func(ctx context.Context) (_ int, err error) {
+	err = s.do(ctx, "put_if_match", key, func(ctx context.Context) (_ int, err error) {
 		etag, err = s.inner.PutIfMatch(ctx, key, body, match)
 		return len(body), err
-	}, KeyAttr.String(key))
+	})
 	return etag, err
 }
 
 // Get implements objectstore.Store.
 func (s *Store) Get(ctx context.Context, key string) (o objectstore.Object, err error) {
-	err = s.do(ctx, "get", func(ctx context.Context) (_ int, err error) {
+	err = s.do(ctx, "get", key, func(ctx context.Context) (_ int, err error) {
 		o, err = s.inner.Get(ctx, key)
 		return len(o.Body), err
-	}, KeyAttr.String(key))
+	})
 	return o, err
 }
 
 // GetRange implements objectstore.Store.
 func (s *Store) GetRange(ctx context.Context, key string, r objectstore.Range) (o objectstore.Object, err error) {
-	err = s.do(ctx, "get_range", func(ctx context.Context) (_ int, err error) {
+	err = s.do(ctx, "get_range", key, func(ctx context.Context) (_ int, err error) {
 		o, err = s.inner.GetRange(ctx, key, r)
 		return len(o.Body), err
-	}, KeyAttr.String(key))
+	})
 	return o, err
 }
 
 // Delete implements objectstore.Store.
 func (s *Store) Delete(ctx context.Context, keys ...string) error {
-	attrs := []attribute.KeyValue{KeysAttr.Int(len(keys))}
+	var key string
 	if len(keys) > 0 {
-		attrs = append(attrs, KeyAttr.String(keys[0]))
+		key = keys[0]
 	}
-	return s.do(ctx, "delete", func(ctx context.Context) (int, error) { return 0, s.inner.Delete(ctx, keys...) }, attrs...)
+	return s.do(ctx, "delete", key, func(ctx context.Context) (int, error) {
+		if span := trace.SpanFromContext(ctx); span.IsRecording() {
+			span.SetAttributes(KeysAttr.Int(len(keys)))
+		}
+		return 0, s.inner.Delete(ctx, keys...)
+	})
 }
 
 // List implements objectstore.Store.
 func (s *Store) List(ctx context.Context, prefix, after string, limit int) (infos []objectstore.Info, err error) {
-	err = s.do(ctx, "list", func(ctx context.Context) (_ int, err error) {
+	err = s.do(ctx, "list", prefix, func(ctx context.Context) (_ int, err error) {
 		infos, err = s.inner.List(ctx, prefix, after, limit)
 		return 0, err
-	}, KeyAttr.String(prefix))
+	})
 	return infos, err
 }
 

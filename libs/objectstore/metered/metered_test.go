@@ -1,6 +1,7 @@
 package metered_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -39,12 +40,14 @@ func TestMetricsAndSpans(t *testing.T) {
 	ctx := t.Context()
 	reader := metric.NewManualReader()
 	spans := tracetest.NewSpanRecorder()
+	tracers := trace.NewTracerProvider(trace.WithSpanProcessor(spans))
 	f := fault.New(mem.New())
-	s, err := metered.New(f, trace.NewTracerProvider(trace.WithSpanProcessor(spans)), metric.NewMeterProvider(metric.WithReader(reader)))
+	s, err := metered.New(f, tracers, metric.NewMeterProvider(metric.WithReader(reader)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.Script(fault.Rule{Op: fault.Get, Nth: 2, Do: fault.Throttle})
+	ctx, parent := tracers.Tracer("").Start(ctx, "parent")
 	etag, _ := s.PutIfAbsent(ctx, "k", []byte("12345"))
 	_, _ = s.PutIfAbsent(ctx, "k", []byte("12345"))
 	_, _ = s.PutIfMatch(ctx, "k", []byte("123"), etag)
@@ -96,6 +99,9 @@ func TestMetricsAndSpans(t *testing.T) {
 
 	var names []string
 	for _, span := range spans.Ended() {
+		if span.Parent().SpanID() != parent.SpanContext().SpanID() {
+			t.Errorf("%s has parent %v", span.Name(), span.Parent())
+		}
 		name := span.Name()
 		for _, a := range span.Attributes() {
 			if a.Key == metered.KeyAttr {
@@ -113,5 +119,24 @@ func TestMetricsAndSpans(t *testing.T) {
 	}
 	if !slices.Equal(names, wantNames) {
 		t.Errorf("spans: %q, want %q", names, wantNames)
+	}
+}
+
+// A call outside of a sampled trace begins none.
+func TestNoTraceOfItsOwn(t *testing.T) {
+	spans := tracetest.NewSpanRecorder()
+	tracers := trace.NewTracerProvider(trace.WithSpanProcessor(spans))
+	s, err := metered.New(mem.New(), tracers, metricnoop.NewMeterProvider())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unsampled, span := trace.NewTracerProvider(trace.WithSampler(trace.NeverSample())).Tracer("").Start(t.Context(), "parent")
+	defer span.End()
+	for _, ctx := range []context.Context{t.Context(), unsampled} {
+		_, _ = s.Get(ctx, "k")
+		_ = s.Delete(ctx, "k", "l")
+	}
+	if got := spans.Ended(); len(got) != 0 {
+		t.Errorf("spans: %v", got)
 	}
 }

@@ -191,7 +191,11 @@ type Entry struct {
 	// Milliseconds since the Unix epoch; of control entries.
 	Timestamp int64 `protobuf:"varint,6,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
 	// The encoded chunk, or the control entry's argument.
-	Body          []byte `protobuf:"bytes,7,opt,name=body,proto3" json:"body,omitempty"`
+	Body []byte `protobuf:"bytes,7,opt,name=body,proto3" json:"body,omitempty"`
+	// The spans of the sampled requests that the entry carries, so that the
+	// flight's span names them: 16 bytes of trace id, 8 of span id, 1 of flags
+	// each; at most 128, none where nothing is traced. Never stored.
+	Spans         [][]byte `protobuf:"bytes,8,rep,name=spans,proto3" json:"spans,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -271,6 +275,13 @@ func (x *Entry) GetTimestamp() int64 {
 func (x *Entry) GetBody() []byte {
 	if x != nil {
 		return x.Body
+	}
+	return nil
+}
+
+func (x *Entry) GetSpans() [][]byte {
+	if x != nil {
+		return x.Spans
 	}
 	return nil
 }
@@ -1217,7 +1228,7 @@ const file_nova_chainwriter_v1_chainwriter_proto_rawDesc = "" +
 	"\x11OpenChainResponse\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x1f\n" +
 	"\vwriter_life\x18\x02 \x01(\tR\n" +
-	"writerLife\"\xd1\x01\n" +
+	"writerLife\"\xe7\x01\n" +
 	"\x05Entry\x122\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1e.nova.chainwriter.v1.EntryKindR\x04kind\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x14\n" +
@@ -1225,7 +1236,8 @@ const file_nova_chainwriter_v1_chainwriter_proto_rawDesc = "" +
 	"\bentry_no\x18\x04 \x01(\x04R\aentryNo\x12\x1b\n" +
 	"\tstream_id\x18\x05 \x01(\fR\bstreamId\x12\x1c\n" +
 	"\ttimestamp\x18\x06 \x01(\x03R\ttimestamp\x12\x12\n" +
-	"\x04body\x18\a \x01(\fR\x04body\"T\n" +
+	"\x04body\x18\a \x01(\fR\x04body\x12\x14\n" +
+	"\x05spans\x18\b \x03(\fR\x05spans\"T\n" +
 	"\x10WriteEntriesOpen\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x12%\n" +
 	"\x0esequencer_life\x18\x02 \x01(\tR\rsequencerLife\"\x91\x01\n" +
