@@ -111,6 +111,10 @@ lint: tools-check ## golangci-lint and buf: style, imports, formatting
 check-generated: tools-generate ## generated files and go.mod are current
 	@tools/check-generated $(MODULES)
 
+.PHONY: check-clients
+check-clients: build tools-grpcurl ## a Python client and grpcurl against a running node (needs python3-grpc-tools)
+	@services/tests/clients/run bin $(TOOLS)/grpcurl
+
 .PHONY: breaking
 breaking: tools-generate ## .proto files stay compatible with the last release
 	@tools/breaking
@@ -131,6 +135,9 @@ tools-generate:
 	@tools/install buf v1.75.0 github.com/bufbuild/buf/cmd/buf
 
 .PHONY: tools-check
-tools-check: tools-generate ## what only make check and make generate need
+tools-check: tools-generate tools-grpcurl ## what only make check and make generate need
 	@tools/install golangci-lint v2.15.0 github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+.PHONY: tools-grpcurl
+tools-grpcurl:
 	@tools/install grpcurl v1.9.4 github.com/fullstorydev/grpcurl/cmd/grpcurl
