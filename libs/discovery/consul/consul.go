@@ -10,7 +10,8 @@
 // is critical for longer than Config.DeregisterAfter goes, also when its
 // process can no longer ask for it; hints change by CAS and never to a lower
 // epoch; while Consul does not answer, watches keep silent, so that their
-// receivers keep what they know; retries are jittered.
+// receivers keep what they know; a hint that Consul does not take is tried again
+// until a newer one takes its place; retries are jittered.
 package consul
 
 import (
@@ -131,6 +132,9 @@ type Registry struct {
 	// within RequestTimeout.
 	agent chan struct{}
 	nodes map[string]*registration // by node id; guarded by agent
+
+	turns chan struct{} // one for each hint that is being written
+	late  lateHints
 }
 
 var _ discovery.Registry = (*Registry)(nil)
@@ -148,7 +152,7 @@ func Open(cfg Config) (*Registry, error) {
 	}
 	r := &Registry{
 		cfg: cfg, client: client, transport: transport,
-		agent: make(chan struct{}, 1), nodes: make(map[string]*registration),
+		agent: make(chan struct{}, 1), nodes: make(map[string]*registration), turns: make(chan struct{}, hintTurns),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	return r, nil

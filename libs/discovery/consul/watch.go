@@ -2,15 +2,8 @@ package consul
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"maps"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
-
-	"github.com/hashicorp/consul/api"
 
 	"github.com/nova-stream/nova/libs/discovery"
 )
@@ -32,132 +25,9 @@ func (r *Registry) Watch(ctx context.Context, s discovery.Service) (<-chan []dis
 	}, func(_, newest []discovery.Node) []discovery.Node { return newest })
 }
 
-// hintValue is the JSON of a hint.
-type hintValue struct {
-	Epoch   uint64 `json:"epoch"`
-	Address string `json:"address"`
-}
-
-func (r *Registry) hintPrefix() string { return "nova/" + r.cfg.Constellation + "/shards/" }
-
 // leastQuery is the least time between two queries of a watch: a service that
 // flaps costs its watchers no more than that.
 const leastQuery = 20 * time.Millisecond
-
-// maxHintTries bounds the CASes of one PutHint; each lost one means that
-// another's was written.
-const maxHintTries = 32
-
-// PutHint implements discovery.Registry.
-func (r *Registry) PutHint(ctx context.Context, h discovery.Hint) error {
-	if err := discovery.CheckHint(h); err != nil {
-		return err
-	}
-	shard := strconv.FormatUint(uint64(h.Shard), 10)
-	callCtx, done, err := r.begin(ctx, "PutHint", shard)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if err := r.putHint(callCtx, r.hintPrefix()+shard, hintValue{h.Epoch, h.Address}); err != nil {
-		return r.explain(ctx, "PutHint", shard, err)
-	}
-	return nil
-}
-
-func (r *Registry) putHint(ctx context.Context, key string, h hintValue) error {
-	value, err := json.Marshal(h)
-	if err != nil {
-		return err
-	}
-	for range maxHintTries {
-		pair, _, err := r.client.KV().Get(key, new(api.QueryOptions).WithContext(ctx))
-		if err != nil {
-			return err
-		}
-		next := &api.KVPair{Key: key, Value: value} // ModifyIndex 0: only if there is none
-		if pair != nil {
-			var there hintValue
-			if err := json.Unmarshal(pair.Value, &there); err != nil {
-				r.cfg.Log.WarnContext(ctx, "consul: hint that is none is replaced", "key", key, "error", err)
-			}
-			if there.Epoch > h.Epoch || there == h {
-				return nil
-			}
-			next.ModifyIndex = pair.ModifyIndex
-		}
-		swapped, _, err := r.client.KV().CAS(next, new(api.WriteOptions).WithContext(ctx))
-		if err != nil {
-			return err
-		}
-		if swapped {
-			return nil
-		}
-		if !sleep(ctx, jitter(minBackoff/10)) {
-			return ctx.Err()
-		}
-	}
-	return fmt.Errorf("lost %d races", maxHintTries)
-}
-
-// WatchHints implements discovery.Registry. While Consul does not answer, the
-// watch is silent and tries again.
-func (r *Registry) WatchHints(ctx context.Context) (<-chan []discovery.Hint, error) {
-	var known map[uint32]discovery.Hint // as handed on; nil before the first
-	return watch(ctx, r, "WatchHints", r.cfg.Constellation, func(ctx context.Context, index uint64) ([]discovery.Hint, bool, uint64, error) {
-		now, next, err := r.hints(ctx, index)
-		if err != nil {
-			return nil, false, next, err
-		}
-		changed := []discovery.Hint{}
-		for _, shard := range slices.Sorted(maps.Keys(now)) {
-			switch old, h := known[shard], now[shard]; {
-			case h.Epoch < old.Epoch: // a follower that lags answered
-				now[shard] = old
-			case h != old:
-				changed = append(changed, h)
-			}
-		}
-		first := known == nil
-		known = now
-		return changed, first || len(changed) > 0, next, nil
-	}, newestHints)
-}
-
-// newestHints adds changed hints to those a slow receiver has not yet taken.
-func newestHints(waiting, changed []discovery.Hint) []discovery.Hint {
-	merged := make(map[uint32]discovery.Hint, len(waiting)+len(changed))
-	for _, h := range append(waiting, changed...) {
-		merged[h.Shard] = h
-	}
-	hints := make([]discovery.Hint, 0, len(merged))
-	for _, shard := range slices.Sorted(maps.Keys(merged)) {
-		hints = append(hints, merged[shard])
-	}
-	return hints
-}
-
-func (r *Registry) hints(ctx context.Context, index uint64) (map[uint32]discovery.Hint, uint64, error) {
-	options := &api.QueryOptions{WaitIndex: index, WaitTime: blockingWait}
-	pairs, meta, err := r.client.KV().List(r.hintPrefix(), options.WithContext(ctx))
-	if err != nil {
-		return nil, 0, err
-	}
-	hints := make(map[uint32]discovery.Hint, len(pairs))
-	for _, p := range pairs {
-		shard, err := strconv.ParseUint(strings.TrimPrefix(p.Key, r.hintPrefix()), 10, 32)
-		var v hintValue
-		if err == nil {
-			err = json.Unmarshal(p.Value, &v)
-		}
-		if err != nil {
-			r.cfg.Log.WarnContext(ctx, "consul: not a hint", "key", p.Key, "error", err)
-			continue
-		}
-		hints[uint32(shard)] = discovery.Hint{Shard: uint32(shard), Epoch: v.Epoch, Address: v.Address}
-	}
-	return hints, nextIndex(index, meta.LastIndex), nil
-}
 
 // watch asks look again and again, each time with the index to wait for, and
 // hands on what it says is news. merge combines what waits for a slow receiver
