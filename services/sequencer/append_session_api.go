@@ -41,7 +41,7 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 		return reason.WithOutcome(reason.Over("sessions", fmt.Sprintf("%d append sessions are open, the limit", s.cfg.MaxSessions), time.Second), reason.NotCommitted)
 	}
 	defer s.sessions.Add(-1)
-	first, err := srv.Recv()
+	first, err := s.firstOf(srv)
 	if err != nil {
 		return err
 	}
@@ -52,8 +52,13 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 	if open == nil {
 		return reason.WithOutcome(reason.Field("open", "must be the first message of a session"), reason.NotCommitted)
 	}
-	st, err := s.openNamed(srv.Context(), open)
-	if err != nil {
+	opening, opened := s.whileAdmitting(srv.Context())
+	st, err := s.openNamed(opening, open)
+	opened()
+	switch {
+	case s.admitting.Err() != nil:
+		return errStopping()
+	case err != nil:
 		return reason.WithOutcome(err, reason.NotCommitted)
 	}
 	if err := srv.Send(&novapb.AppendSessionResponse{Message: &novapb.AppendSessionResponse_Opened{
@@ -62,22 +67,47 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 		return err
 	}
 	// The receiving side ends when this call returns, since that ends its Recv;
-	// it is never waited for here.
+	// it is never waited for, here or in Run.
 	ctx := srv.Context()
-	batches := make(chan sessionBatch, sessionPipeline)
-	s.work.Go(func() {
+	batches, in := make(chan sessionBatch, sessionPipeline), &intake{}
+	go func() {
 		defer close(batches)
-		s.takeBatches(ctx, srv, st, open, batches)
-	})
-	return s.answerBatches(ctx, srv, batches)
+		s.takeBatches(ctx, srv, st, open, batches, in)
+	}()
+	return s.answerBatches(ctx, srv, batches, in)
 }
 
-func (s *Service) takeBatches(ctx context.Context, srv novapb.AppendService_AppendSessionServer, st *openStream, open *novapb.AppendSessionOpen, batches chan<- sessionBatch) {
+// firstOf receives the first message of a session, unless a stop begins before
+// it comes.
+func (s *Service) firstOf(srv novapb.AppendService_AppendSessionServer) (*novapb.AppendSessionRequest, error) {
+	type received struct {
+		msg *novapb.AppendSessionRequest
+		err error
+	}
+	got := make(chan received, 1)
+	go func() { // ends with the call, at the latest
+		msg, err := srv.Recv()
+		got <- received{msg, err}
+	}()
+	select {
+	case r := <-got:
+		return r.msg, r.err
+	case <-s.admitting.Done():
+		return nil, errStopping()
+	}
+}
+
+func (s *Service) takeBatches(
+	ctx context.Context, srv novapb.AppendService_AppendSessionServer, st *openStream, open *novapb.AppendSessionOpen, batches chan<- sessionBatch, in *intake,
+) {
 	session, failed := &session{}, false
 	for {
 		msg, err := srv.Recv()
 		if err != nil {
 			return // half-closed, or gone: what was queued is answered
+		}
+		if !in.enter() {
+			return // the call ends, saying that this batch was not taken
 		}
 		batch := msg.GetBatch()
 		var out sessionBatch
@@ -118,10 +148,25 @@ func (s *Service) queueBatch(ctx context.Context, st *openStream, session *sessi
 // answerBatches answers in order. The first failure fails everything after it:
 // a batch that was queued behind it may still be stored, and is told UNKNOWN
 // unless its own answer says better.
-func (s *Service) answerBatches(ctx context.Context, srv novapb.AppendService_AppendSessionServer, batches <-chan sessionBatch) error {
+//
+// When a stop begins, it answers what is queued; then the session ends.
+func (s *Service) answerBatches(ctx context.Context, srv novapb.AppendService_AppendSessionServer, batches <-chan sessionBatch, in *intake) error {
 	var failure error
 	index := uint64(0)
-	for b := range batches {
+	for {
+		b, ok := sessionBatch{}, false
+		select {
+		case b, ok = <-batches:
+		case <-s.admitting.Done():
+			if in.close(index) {
+				return errStopping()
+			}
+			// A batch is queued, or about to be.
+			b, ok = <-batches
+		}
+		if !ok {
+			return failure
+		}
 		res := result{err: b.err}
 		if b.req != nil {
 			limit := s.cfg.AppendTimeout
@@ -155,7 +200,6 @@ func (s *Service) answerBatches(ctx context.Context, srv novapb.AppendService_Ap
 			return failure
 		}
 	}
-	return failure
 }
 
 func errSessionFailed() error {

@@ -14,6 +14,9 @@ const requestOverhead = 512
 // reserve takes room for a request before it is queued, so that numbers are
 // never given to what cannot be sent. It waits up to the admission timeout.
 func (s *Service) reserve(ctx context.Context, r *request) error {
+	if s.admitting.Err() != nil {
+		return errStopping()
+	}
 	if used := s.coordinates.Load(); used >= s.cfg.CoordinateBytes {
 		s.evictIdle()
 		if s.coordinates.Load() >= s.cfg.CoordinateBytes {
@@ -23,10 +26,15 @@ func (s *Service) reserve(ctx context.Context, r *request) error {
 		}
 	}
 	n := min(r.size+requestOverhead, s.cfg.PoolBytes)
-	wait, cancel := context.WithTimeout(ctx, s.cfg.AdmissionTimeout)
+	admitting, forget := s.whileAdmitting(ctx)
+	defer forget()
+	wait, cancel := context.WithTimeout(admitting, s.cfg.AdmissionTimeout)
 	defer cancel()
 	if err := s.pool.Acquire(wait, n); err != nil {
-		if ctx.Err() != nil {
+		switch {
+		case s.admitting.Err() != nil:
+			return errStopping()
+		case ctx.Err() != nil:
 			return reason.WithOutcome(reason.New(reason.Code(ctx.Err()), "", "append: "+ctx.Err().Error()), reason.NotCommitted)
 		}
 		s.metrics.refused(ctx, "append_pool")
