@@ -1,0 +1,46 @@
+package bench
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/nova-stream/nova/libs/objectstore/mem"
+)
+
+// complete fails the test if a figure was not measured.
+func complete(t *testing.T, figures map[string]float64) {
+	t.Helper()
+	if len(figures) == 0 {
+		t.Error("no figure")
+	}
+	for unit, v := range figures {
+		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+			t.Errorf("%s is %v", unit, v)
+		}
+	}
+}
+
+func TestAppendLines(t *testing.T) {
+	complete(t, appendLinesDir(t, here{}, text(500), 1))
+	complete(t, appendLinesDev(t, here{}, noise(500), 1))
+}
+
+func TestAck(t *testing.T) {
+	complete(t, ack(t, mem.New(), 3))
+	complete(t, delivery(t, mem.New(), 3))
+	complete(t, throughput(t, mem.New(), 2, 2, 1))
+}
+
+func TestNode(t *testing.T) {
+	complete(t, start(t, here{}, 1))
+	complete(t, idle(t, here{}, 0, time.Millisecond))
+	complete(t, spread(t, []int{1, 4}, 8, 1000, 1))
+}
+
+func TestMemory(t *testing.T) {
+	if v := heapPerStream(t, 10); len(v) != 1 {
+		t.Errorf("got %v", v) // so few streams drown in what else changes
+	}
+	complete(t, residentPerStream(t, here{}, 10))
+}

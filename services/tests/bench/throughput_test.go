@@ -1,0 +1,102 @@
+package bench
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nova-stream/nova/libs/client"
+	"github.com/nova-stream/nova/libs/objectstore"
+)
+
+// lanes is the default of --put-lanes.
+const lanes = 4
+
+// BenchmarkThroughput: bytes per second of 64 sessions, against the same bytes
+// put directly, as objects of the same sizes, by as many lanes as the node has.
+func BenchmarkThroughput(b *testing.B) {
+	for _, s := range stores {
+		b.Run(s.name, func(b *testing.B) {
+			for b.Loop() {
+				report(b, throughput(b, s.open(b), 64, 8, 5))
+			}
+		})
+	}
+}
+
+func throughput(tb testing.TB, store objectstore.Store, sessions, batches, rounds int) map[string]float64 {
+	n, flights := nodeOn(tb, store, nil)
+	c := dial(tb, n.Addr())
+	create(tb, c)
+	records := batchOf(batchRecords, recordBytes)
+	all := make([]*client.Session, sessions)
+	for i := range all {
+		all[i] = c.OpenSession(tb.Context(), client.SessionConfig{Bucket: bucket, Stream: fmt.Sprintf("throughput-%d", i)})
+		send(tb, all[i], records)
+	}
+	raw := &putter{tb: tb, store: store, body: random(8 << 20)}
+	flights.take()
+	var rate against
+	var sizes samples
+	m := machine{tb: tb}
+	for range rounds {
+		m.watch(0)
+		begun := time.Now()
+		var wg sync.WaitGroup
+		for _, s := range all {
+			wg.Go(func() {
+				for range batches {
+					if err := s.Send(tb.Context(), records); err != nil {
+						tb.Error(err)
+						return
+					}
+				}
+				if err := s.Flush(tb.Context()); err != nil {
+					tb.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		took := time.Since(begun)
+		flown := flights.take()
+		total := 0
+		for _, n := range flown {
+			total += n
+			sizes.add(float64(n))
+		}
+		rate.nova.add(float64(total) / took.Seconds())
+		rate.raw.add(float64(total) / raw.putAll(flown).Seconds())
+		m.end()
+	}
+	for _, s := range all {
+		if _, err := s.Close(tb.Context()); err != nil {
+			tb.Error(err)
+		}
+	}
+	n.stop()
+	return map[string]float64{
+		"x-raw": rate.ratio(), "nova-MiB/s": rate.nova.median() / (1 << 20), "raw-MiB/s": rate.raw.median() / (1 << 20),
+		"flight-KiB": sizes.median() / 1024, "others-%": m.others.median(),
+	}
+}
+
+// putAll puts objects of these sizes over all lanes and returns how long it took.
+func (p *putter) putAll(sizes []int) time.Duration {
+	begun := time.Now()
+	queue := make(chan int, len(sizes))
+	for _, n := range sizes {
+		queue <- n
+	}
+	close(queue)
+	var wg sync.WaitGroup
+	for range lanes {
+		wg.Go(func() {
+			for n := range queue {
+				p.put(n)
+			}
+		})
+	}
+	wg.Wait()
+	return time.Since(begun)
+}
