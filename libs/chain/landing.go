@@ -42,7 +42,7 @@ func (a *Appender) land(ctx context.Context, slot stream.Slot, body []byte) erro
 		if waited := time.Since(first); waited >= a.cfg.StuckAfter {
 			return fmt.Errorf("slot %d for %s: %w: %w", slot, waited, errStuck, err)
 		}
-		a.chains.cfg.Log.Debug("slot undecided; the same bytes go to the same slot again", "chain", a.cfg.Chain.String(), "slot", uint64(slot), "try", n, "err", err)
+		a.chains.cfg.Log.DebugContext(ctx, "slot undecided; the same bytes go to the same slot again", "chain", a.cfg.Chain.String(), "slot", uint64(slot), "try", n, "err", err)
 		if sleep(ctx, backoff(n, time.Second)) != nil {
 			return ErrStopped
 		}
@@ -113,7 +113,7 @@ func (a *Appender) compare(ctx context.Context, slot stream.Slot, body []byte) e
 		err = fmt.Errorf("slot %d holds another bundle: %w", slot, ErrForeign)
 	}
 	if errors.Is(err, ErrForeign) {
-		a.chains.cfg.Log.Error("a slot of the own chain holds foreign bytes; nothing more is acknowledged from this chain",
+		a.chains.cfg.Log.ErrorContext(ctx, "a slot of the own chain holds foreign bytes; nothing more is acknowledged from this chain",
 			"object", SlotKey(a.cfg.Chain, slot), "err", err)
 	}
 	return err

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
@@ -38,7 +39,10 @@ type Options struct {
 	// Token is sent as a bearer token with every call; it needs TLS unless the
 	// address is on loopback.
 	Token string
-	// Dial are further options of grpc, for example a stats handler that traces.
+	// Tracer makes a span of every call. Without it the span in a call's context
+	// is sent along all the same: the servers' spans join the caller's trace.
+	Tracer trace.TracerProvider
+	// Dial are further options of grpc, for example a stats handler.
 	Dial []grpc.DialOption
 }
 
@@ -52,7 +56,10 @@ func Dial(address string, o Options) (*Client, error) {
 	if o.TLS != nil {
 		creds = credentials.NewTLS(o.TLS)
 	}
+	t := newTracing(o.Tracer)
 	dial := []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(t.unary),
+		grpc.WithChainStreamInterceptor(t.stream),
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		// A dead connection is noticed within half a minute even when nothing is sent.
