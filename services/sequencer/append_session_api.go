@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/nova-stream/nova/libs/head"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/libs/telemetry"
 	"github.com/nova-stream/nova/libs/validate"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
@@ -24,6 +26,7 @@ type sessionBatch struct {
 	req     *request
 	err     error
 	started time.Time
+	span    trace.Span // nil: not traced
 }
 
 // session is what the requests of one session share. It belongs to the pump of
@@ -126,21 +129,24 @@ func (s *Service) takeBatches(
 		select {
 		case batches <- out:
 		case <-ctx.Done():
+			endAppend(out.span, len(batch.GetRecords()), nil, ctx.Err())
 			return
 		}
 	}
 }
 
 func (s *Service) queueBatch(ctx context.Context, st *openStream, session *session, open *novapb.AppendSessionOpen, b *novapb.AppendSessionBatch) sessionBatch {
+	ctx, span := startAppend(ctx, open.GetBucket(), open.GetStream())
 	r := appendRequest(batchFields{
 		records: b.GetRecords(), match: b.MatchSeq, token: b.FencingToken, seal: b.GetSeal(),
 		producer: stream.Producer{ID: open.GetProducerId(), Epoch: open.GetProducerEpoch(), Batch: b.GetBatchSeq()},
 	})
-	r.session = session
+	r.session, r.span = session, telemetry.PackSpan(ctx)
 	if err := s.reserve(ctx, r); err != nil {
+		endAppend(span, len(b.GetRecords()), nil, err)
 		return sessionBatch{err: err}
 	}
-	out := sessionBatch{req: r, started: s.now()}
+	out := sessionBatch{req: r, started: s.now(), span: span}
 	st.enqueue(r)
 	return out
 }
@@ -175,6 +181,7 @@ func (s *Service) answerBatches(ctx context.Context, srv novapb.AppendService_Ap
 			}
 			res = b.req.wait(ctx, limit)
 			s.metrics.appended(ctx, b.req, s.now().Sub(b.started), res.err)
+			endAppend(b.span, len(b.req.records), res.ack, res.err)
 		}
 		if failure != nil && res.err == nil {
 			// Stored although an earlier batch failed; the client hears that it
