@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
@@ -69,6 +70,20 @@ func TestBatchLimits(t *testing.T) {
 				Batch: &novapb.AppendSessionBatch{Records: c.records, Seal: c.seal},
 			}}, inSession},
 		})
+	}
+}
+
+// Who is refused here knows that nothing was stored, and need not look.
+func TestRefusedWritesSayTheirOutcome(t *testing.T) {
+	for _, m := range []proto.Message{
+		&novapb.AppendRequest{}, &novapb.AppendSessionRequest{}, &novapb.TrimRequest{}, &novapb.SealStreamRequest{}, &novapb.SetFencingTokenRequest{},
+	} {
+		if err := Request(m); err == nil || reason.OutcomeOf(err) != reason.NotCommitted {
+			t.Errorf("%T: %v has outcome %q, want %q", m, err, reason.OutcomeOf(err), reason.NotCommitted)
+		}
+	}
+	if err := Request(&novapb.ReadRequest{}); err == nil || reason.OutcomeOf(err) != "" {
+		t.Errorf("a read: %v has outcome %q, want none", err, reason.OutcomeOf(err))
 	}
 }
 

@@ -32,8 +32,18 @@ const (
 )
 
 // Request returns nil, or what is wrong with a request of package nova.v1. A
-// message of another package is not looked at.
+// message of another package is not looked at. Of a write the refusal says that
+// nothing was stored.
 func Request(m proto.Message) error {
+	err := check(m)
+	switch m.(type) {
+	case *novapb.AppendRequest, *novapb.AppendSessionRequest, *novapb.TrimRequest, *novapb.SealStreamRequest, *novapb.SetFencingTokenRequest:
+		return reason.WithOutcome(err, reason.NotCommitted)
+	}
+	return err
+}
+
+func check(m proto.Message) error {
 	switch r := m.(type) {
 	case *novapb.CreateBucketRequest:
 		return first(bucket(r.GetBucket()), token("request_token", r.GetRequestToken()), bucketConfig("config", r.GetConfig(), true))
@@ -111,6 +121,12 @@ func first(errs ...error) error {
 }
 
 func bucket(name string) error { return Bucket("bucket", name) }
+
+// Record checks one record to append; path names it in the answer.
+func Record(path string, r *novapb.AppendRecord) error {
+	_, err := record(path, r)
+	return err
+}
 
 // Bucket checks a bucket's name: a DNS label of 3..63 characters.
 func Bucket(path, name string) error {
