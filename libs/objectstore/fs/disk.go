@@ -70,6 +70,9 @@ func (realDisk) syncDir(path string) error {
 	return d.Sync()
 }
 
+// errAway: objects/ is not where it was at Open.
+var errAway = errors.New("the directory of the objects is gone")
+
 // fail turns an error of the file system into one of the store: it names the
 // path (the os package puts it in) and says what to do.
 func fail(op, key string, err error) error {
@@ -77,6 +80,10 @@ func fail(op, key string, err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		do = "free space or inodes on its file system, or raise the quota; writes go on by themselves then"
+	case errors.Is(err, syscall.EFBIG):
+		do = "raise the limit of file sizes (ulimit -f); writes go on by themselves then"
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, errAway):
+		do = "the directory was moved away or its file system unmounted: bring it back; all goes on by itself then"
 	case errors.Is(err, syscall.EROFS):
 		do = "its file system is read-only, often after a disk error: look at the kernel log, repair, remount it read-write"
 	case errors.Is(err, iofs.ErrPermission):

@@ -50,6 +50,13 @@
 // ranged read need not read the whole file to know it. ETags do not survive a
 // copy of the directory; nothing keeps them.
 //
+// # A directory that is gone
+//
+// While objects/ is not where it was at Open (moved away, or its file system
+// unmounted) every call is ErrUnavailable: nothing is said to be absent, and no
+// directory is made in its place, which would take writes apart from the others.
+// When it comes back, all goes on.
+//
 // Calls end with their context between file operations; one that hangs in the
 // kernel is waited for.
 package fs

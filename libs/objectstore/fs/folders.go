@@ -130,8 +130,13 @@ func (f *folders) make(dir string, at *folder) error {
 }
 
 func (f *folders) makeAll(dir string) error {
+	if dir == "" {
+		// Open has made it. If it is gone, so are all objects: a new one would take
+		// writes that are then apart from them.
+		return nil
+	}
 	err := f.disk.mkdir(f.path(dir))
-	if errors.Is(err, syscall.ENOENT) && dir != "" {
+	if errors.Is(err, syscall.ENOENT) {
 		if err := f.makeAll(parentOf(dir)); err != nil {
 			return err
 		}

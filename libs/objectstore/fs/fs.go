@@ -24,7 +24,8 @@ type Store struct {
 	root    string
 	disk    disk
 	folders *folders
-	lock    *os.File // flock, until Close
+	lock    *os.File      // flock, until Close
+	home    iofs.FileInfo // of objects/, at Open
 	staged  atomic.Uint64
 	seed    maphash.Seed
 
@@ -88,6 +89,9 @@ func (s *Store) prepare() error {
 		if up == filepath.Dir(up) {
 			break
 		}
+	}
+	if s.home, err = os.Stat(s.path("")); err != nil {
+		return err
 	}
 	left, err := os.ReadDir(filepath.Join(s.root, "tmp"))
 	if err != nil {
@@ -158,11 +162,37 @@ func version(fi iofs.FileInfo) objectstore.ETag {
 
 // lookup returns the object's file, or nil if there is none.
 func (s *Store) lookup(key string) (iofs.FileInfo, error) {
-	fi, err := os.Lstat(s.path(key))
+	fi, err := find(s, func() (iofs.FileInfo, error) { return os.Lstat(s.path(key)) })
 	if absent(err) {
 		return nil, nil
 	}
 	return fi, err
+}
+
+// find looks for a file. A name that is not found is absent only if objects/ is
+// where it was at Open; else the error is errAway.
+func find[T any](s *Store, look func() (T, error)) (T, error) {
+	v, err := look()
+	if !absent(err) {
+		return v, err
+	}
+	if err := s.present(); err != nil {
+		return v, err
+	}
+	return look() // objects/ may have come back just now
+}
+
+// present returns an error if objects/ is not where it was at Open: then nothing
+// is known of any name.
+func (s *Store) present() error {
+	fi, err := os.Stat(s.path(""))
+	switch {
+	case absent(err):
+		return fmt.Errorf("%s: %w", s.path(""), errAway)
+	case err == nil && !os.SameFile(fi, s.home):
+		return fmt.Errorf("%s: %w: another directory is in its place", s.path(""), errAway)
+	}
+	return err
 }
 
 // absent: no file of that name, also because a folder of it is a file.
@@ -377,7 +407,7 @@ func (s *Store) read(ctx context.Context, op, key string, r *objectstore.Range) 
 		return objectstore.Object{}, err
 	}
 	defer s.end()
-	f, err := os.Open(s.path(key))
+	f, err := find(s, func() (*os.File, error) { return os.Open(s.path(key)) })
 	if absent(err) {
 		return objectstore.Object{}, objectstore.Fail(op, key, objectstore.ErrNotFound, "")
 	}
@@ -465,7 +495,7 @@ func (s *Store) unlink(key string, at *folder) error {
 	err := s.disk.unlink(s.path(key))
 	s.folders.changed(at, name, err == nil || errors.Is(err, syscall.EIO))
 	if absent(err) {
-		return nil
+		return s.present()
 	}
 	// Linux says EISDIR for a folder, POSIX EPERM.
 	if errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.EPERM) {

@@ -181,6 +181,86 @@ func TestObjectIsNotTakenForAFolder(t *testing.T) {
 	}
 }
 
+// While the directory is away nothing is known of any object: none is said to be
+// absent, and no write makes a new directory that parts from the old one.
+func TestDirectoryMovedAway(t *testing.T) {
+	for _, folder := range []string{".", "objects", "tmp"} {
+		for _, replaced := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s replaced %v", folder, replaced), func(t *testing.T) {
+				root := filepath.Join(t.TempDir(), "root")
+				s := mustOpen(t, root)
+				put := func(key string) error {
+					_, err := s.PutIfAbsent(t.Context(), key, []byte(key))
+					return err
+				}
+				for _, key := range []string{"a/1", "b"} {
+					if err := put(key); err != nil {
+						t.Fatal(err)
+					}
+				}
+				from, away := filepath.Join(root, folder), filepath.Join(filepath.Dir(root), "away")
+				if err := os.Rename(from, away); err != nil {
+					t.Fatal(err)
+				}
+				if replaced {
+					// As an empty mount point shows up when its file system goes.
+					if err := os.MkdirAll(filepath.Join(root, "objects"), 0o700); err != nil {
+						t.Fatal(err)
+					}
+					if err := os.MkdirAll(filepath.Join(root, "tmp"), 0o700); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if folder != "tmp" {
+					for _, key := range []string{"a/1", "b", "new"} {
+						if _, err := s.Get(t.Context(), key); !errors.Is(err, objectstore.ErrUnavailable) || !strings.Contains(err.Error(), "bring it back") {
+							t.Errorf("Get(%s): %v", key, err)
+						}
+						if err := s.Delete(t.Context(), key); !errors.Is(err, objectstore.ErrUnavailable) {
+							t.Errorf("Delete(%s): %v", key, err)
+						}
+						if _, err := s.PutIfMatch(t.Context(), key, nil, "x"); !errors.Is(err, objectstore.ErrUnavailable) {
+							t.Errorf("PutIfMatch(%s): %v", key, err)
+						}
+					}
+					if infos, err := s.List(t.Context(), "", "", 10); !errors.Is(err, objectstore.ErrUnavailable) && !replaced {
+						t.Errorf("List: %v, %v", infos, err)
+					}
+				}
+				if folder != "tmp" || !replaced {
+					// Twice: a failure must not make it forget what it knows.
+					for range 2 {
+						for _, key := range []string{"a/2", "new", "c/d/e"} {
+							if err := put(key); !errors.Is(err, objectstore.ErrUnavailable) {
+								t.Errorf("PutIfAbsent(%s): %v", key, err)
+							}
+						}
+					}
+				}
+				if replaced {
+					if err := os.RemoveAll(from); err != nil {
+						t.Fatal(err)
+					}
+				}
+				// It fails if a write has made the directory again.
+				if err := os.Rename(away, from); err != nil {
+					t.Fatal(err)
+				}
+				for _, key := range []string{"a/1", "b"} {
+					if o, err := s.Get(t.Context(), key); err != nil || string(o.Body) != key {
+						t.Errorf("Get(%s): %q, %v", key, o.Body, err)
+					}
+				}
+				for _, key := range []string{"a/2", "new2", "c/d/e2"} {
+					if err := put(key); err != nil {
+						t.Errorf("PutIfAbsent(%s): %v", key, err)
+					}
+				}
+			})
+		}
+	}
+}
+
 func TestCallsAfterCloseAreRefused(t *testing.T) {
 	s := mustOpen(t, t.TempDir())
 	if err := s.Close(); err != nil {

@@ -48,7 +48,7 @@ func (l *listing) walk(folder string) error {
 	}
 	entries, err := os.ReadDir(l.s.path(folder))
 	if absent(err) {
-		return nil
+		return l.s.present()
 	}
 	if err != nil {
 		return err
