@@ -89,7 +89,12 @@ func (s *Service) Verify(req *novapb.VerifyRequest, srv novapb.AdminService_Veri
 	if req.GetRepair() {
 		return reason.Missing("repair")
 	}
-	ctx := srv.Context()
+	ctx, cancel := s.whileRunning(srv.Context())
+	defer cancel()
+	return s.ended(srv.Context(), s.verifyAll(ctx, req, srv))
+}
+
+func (s *Service) verifyAll(ctx context.Context, req *novapb.VerifyRequest, srv novapb.AdminService_VerifyServer) error {
 	if req.GetStream() != "" {
 		return s.verifyStream(ctx, req.GetBucket(), req.GetStream(), srv)
 	}

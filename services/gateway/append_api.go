@@ -70,10 +70,12 @@ func (s *Service) SetFencingToken(ctx context.Context, req *novapb.SetFencingTok
 
 // AppendSession carries a session to the stream's leader and its answers back.
 // Redirects are followed while it opens, before any batch was sent.
+//
+// When a stop begins, nothing more is carried to the leader; what it has, it
+// answers, and the session ends with errStopping: NOT_COMMITTED is then true of
+// every batch without an answer.
 func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) error {
-	ctx, cancel := context.WithCancel(srv.Context())
-	defer cancel()
-	first, err := srv.Recv()
+	first, err := s.firstOf(srv)
 	if err != nil {
 		return err
 	}
@@ -84,11 +86,57 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 	if open == nil {
 		return reason.WithOutcome(reason.Field("open", "must be the first message of a session"), reason.NotCommitted)
 	}
-	var up novapb.AppendService_AppendSessionClient
-	var opened *novapb.AppendSessionResponse
-	err = s.withLeader(ctx, open, func(conn grpc.ClientConnInterface) error {
+	ctx, cancel := context.WithCancel(srv.Context())
+	defer cancel()
+	up, opened, err := s.openSession(ctx, first, open)
+	if err != nil {
+		return reason.WithOutcome(s.ended(srv.Context(), err), reason.NotCommitted)
+	}
+	if err := srv.Send(opened); err != nil {
+		return err
+	}
+	// The forwarding side ends when this call returns, which ends its Recv and
+	// its Send; it is not waited for.
+	side := &upward{to: up}
+	defer context.AfterFunc(s.running, func() { side.close(true) })()
+	go func() {
+		for {
+			msg, err := srv.Recv()
+			if err != nil {
+				side.close(false)
+				return
+			}
+			if !side.send(msg) {
+				return
+			}
+		}
+	}()
+	for {
+		res, err := up.Recv()
+		switch {
+		case errors.Is(err, io.EOF) && side.wasCut():
+			return reason.WithOutcome(errStopping(), reason.NotCommitted)
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		if err := srv.Send(res); err != nil {
+			return err
+		}
+	}
+}
+
+// openSession opens a session at the leader; it lasts as long as ctx, but a
+// stop ends the opening.
+func (s *Service) openSession(ctx context.Context, first *novapb.AppendSessionRequest, open *novapb.AppendSessionOpen) (
+	up novapb.AppendService_AppendSessionClient, opened *novapb.AppendSessionResponse, err error,
+) {
+	call, cancel := context.WithCancel(ctx)
+	keep := context.AfterFunc(s.running, cancel)
+	err = s.withLeader(call, open, func(conn grpc.ClientConnInterface) error {
 		var err error
-		if up, err = novapb.NewAppendServiceClient(conn).AppendSession(ctx); err != nil {
+		if up, err = novapb.NewAppendServiceClient(conn).AppendSession(call); err != nil {
 			return err
 		}
 		if err := up.Send(first); err != nil && !errors.Is(err, io.EOF) {
@@ -97,36 +145,31 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 		opened, err = up.Recv() // also has the reason of a failed Send
 		return err
 	})
+	if err == nil && !keep() {
+		err = errStopping() // the stop canceled the call
+	}
 	if err != nil {
-		return reason.WithOutcome(err, reason.NotCommitted)
+		cancel()
 	}
-	if err := srv.Send(opened); err != nil {
-		return err
+	return up, opened, err //nolint:govet // call is canceled with ctx
+}
+
+// firstOf receives the first message of a session, unless a stop begins before
+// it comes.
+func (s *Service) firstOf(srv novapb.AppendService_AppendSessionServer) (*novapb.AppendSessionRequest, error) {
+	type received struct {
+		msg *novapb.AppendSessionRequest
+		err error
 	}
-	// The forwarding side ends when this call returns, which ends its Recv and
-	// its Send; it is not waited for.
-	go func() {
-		for {
-			msg, err := srv.Recv()
-			if err != nil {
-				_ = up.CloseSend()
-				return
-			}
-			if up.Send(msg) != nil {
-				return // the answering side has the reason
-			}
-		}
+	got := make(chan received, 1)
+	go func() { // ends with the call, at the latest
+		msg, err := srv.Recv()
+		got <- received{msg, err}
 	}()
-	for {
-		res, err := up.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if err := srv.Send(res); err != nil {
-			return err
-		}
+	select {
+	case r := <-got:
+		return r.msg, r.err
+	case <-s.running.Done():
+		return nil, reason.WithOutcome(errStopping(), reason.NotCommitted)
 	}
 }

@@ -25,9 +25,9 @@ import (
 // errorBody is the answer to a failed request.
 type errorBody struct {
 	Code    string            `json:"code"`
-	Reason  string            `json:"reason,omitempty"`
+	Reason  string            `json:"reason"`
 	Message string            `json:"message"`
-	Details map[string]string `json:"details,omitempty"`
+	Details map[string]string `json:"details"`
 }
 
 // errTooLarge and errMediaType have HTTP statuses that no gRPC code has.

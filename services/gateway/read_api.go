@@ -10,9 +10,17 @@ import (
 
 // Read returns one page.
 func (s *Service) Read(ctx context.Context, req *novapb.ReadRequest) (*novapb.ReadResponse, error) {
+	caller := ctx
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	return s.read.Read(ctx, req)
+	if req.GetWaitMs() == 0 {
+		return s.read.Read(ctx, req)
+	}
+	// A stop does not wait for what may never come.
+	ctx, forget := s.whileRunning(ctx)
+	defer forget()
+	res, err := s.read.Read(ctx, req)
+	return res, s.ended(caller, err)
 }
 
 // CheckTail returns the next number.
@@ -32,11 +40,11 @@ func (s *Service) PlanRead(ctx context.Context, req *novapb.PlanReadRequest) (*n
 // Subscribe follows a stream; one message at a time is under way, so a slow
 // client slows only itself.
 func (s *Service) Subscribe(req *novapb.SubscribeRequest, srv novapb.ReadService_SubscribeServer) error {
-	ctx, cancel := context.WithCancel(srv.Context())
+	ctx, cancel := s.whileRunning(srv.Context())
 	defer cancel()
 	up, err := s.read.Subscribe(ctx, req)
 	if err != nil {
-		return err
+		return s.ended(srv.Context(), err)
 	}
 	for {
 		msg, err := up.Recv()
@@ -44,7 +52,7 @@ func (s *Service) Subscribe(req *novapb.SubscribeRequest, srv novapb.ReadService
 			return nil
 		}
 		if err != nil {
-			return err
+			return s.ended(srv.Context(), err)
 		}
 		if err := srv.Send(msg); err != nil {
 			return err

@@ -33,6 +33,9 @@ type Service struct {
 	verify   readerpb.ReaderServiceClient
 	registry Registry
 	log      *slog.Logger
+
+	running context.Context // ends when a stop begins: see stop.go
+	stop    context.CancelFunc
 }
 
 // New returns a gateway.
@@ -49,11 +52,13 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Service{
+	s := &Service{
 		cfg: cfg, index: deps.Index, names: catalog.NewNames(catalog.New(deps.Index)), router: deps.Router,
 		read: novapb.NewReadServiceClient(deps.Readers), verify: readerpb.NewReaderServiceClient(deps.Readers),
 		registry: deps.Registry, log: deps.Log,
-	}, nil
+	}
+	s.running, s.stop = context.WithCancel(context.Background())
+	return s, nil
 }
 
 // Register adds the public services.
@@ -68,9 +73,10 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 // Ready returns nil: a gateway holds nothing that it must first find.
 func (s *Service) Ready() error { return nil }
 
-// Run waits for ctx: a gateway does nothing by itself.
+// Run waits for ctx, and then ends the calls that would not end by themselves.
 func (s *Service) Run(ctx context.Context) error {
 	<-ctx.Done()
+	s.stop()
 	return nil
 }
 

@@ -36,7 +36,6 @@ type Group struct {
 
 	mu      sync.Mutex // guards members: the admin page reads them
 	members []*member
-	before  []func() // stopped before the members
 }
 
 // member is one running service.
@@ -51,6 +50,8 @@ type member struct {
 	register   context.CancelFunc // ends the registration
 	registered sync.WaitGroup
 	unknown    atomic.Pointer[error] // why it is not registered yet; nil: it is
+
+	listeners []func(context.Context) // stopped before the endpoint; guarded by Group.mu
 }
 
 // NewGroup returns an empty group.
@@ -184,29 +185,57 @@ func (m *member) ready() error {
 	return nil
 }
 
-// Stop stops every service, the last added first. Each has StopTimeout for the
-// calls under way. A second Stop does nothing.
+// Stop stops every service, the last added first; package node says in which
+// order, and why. All together have StopTimeout for the calls under way, and
+// each at least StopLeast. A second Stop does nothing.
 func (g *Group) Stop() { g.stopping.Do(g.stopAll) }
 
+// StopLeast is what a service has for its calls although those before it used
+// up the time.
+const StopLeast = time.Second
+
+// leavePatience is how long a stop waits for the registry, over all services: a
+// node that cannot say that it goes is found out by its missing heartbeats.
+const leavePatience = time.Second
+
 func (g *Group) stopAll() {
-	g.ending.Store(true) // first, so that probes look elsewhere
-	g.mu.Lock()
-	before := g.before
-	g.mu.Unlock()
-	for _, stop := range before {
-		stop()
-	}
+	g.ending.Store(true)
+	deadline, patience := time.Now().Add(g.process.Settings.StopTimeout), leavePatience
 	members := g.all()
 	for i := len(members) - 1; i >= 0; i-- {
-		g.stop(members[i])
+		began := time.Now()
+		g.leave(members[i], patience)
+		patience -= time.Since(began)
+		g.stop(members[i], deadline)
 	}
 }
 
-// beforeStop adds a listener that calls the services, and so goes before them.
-func (g *Group) beforeStop(stop func()) {
+// leave ends a service's registration, so that nobody new comes.
+func (g *Group) leave(m *member, patience time.Duration) {
+	// The registration keeps itself alive by its context, which therefore ends
+	// before the node is taken out.
+	m.register()
+	m.registered.Wait()
+	if srv, ok := m.endpoint.(*rpc.Server); ok {
+		srv.SetReady(false)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := g.process.Registry.Deregister(ctx, m.id); err != nil {
+		g.process.Log.WarnContext(ctx, "not deregistered; it goes by itself", "id", m.id, "err", err)
+	}
+}
+
+// listen adds a listener that calls a service: it stops with the service's
+// endpoint, before it.
+func (g *Group) listen(p Part, stop func(context.Context)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.before = append(g.before, stop)
+	for _, m := range g.members {
+		if m.part == p {
+			m.listeners = append(m.listeners, stop)
+		}
+	}
 }
 
 func (g *Group) all() []*member {
@@ -215,20 +244,22 @@ func (g *Group) all() []*member {
 	return g.members[:len(g.members):len(g.members)]
 }
 
-func (g *Group) stop(m *member) {
-	ctx, cancel := context.WithTimeout(context.Background(), g.process.Settings.StopTimeout)
-	defer cancel()
-	// First, so that nobody new comes. The registration keeps itself alive by
-	// its context, which therefore ends before the node is taken out.
-	m.register()
-	m.registered.Wait()
-	if err := g.process.Registry.Deregister(ctx, m.id); err != nil {
-		g.process.Log.WarnContext(ctx, "not deregistered; it goes by itself", "id", m.id, "err", err)
-	}
-	// Then its work: it answers what is under way while its endpoint still takes
-	// what others send it for that.
+func (g *Group) stop(m *member, deadline time.Time) {
+	// Its work: it answers what is under way while its endpoint still takes what
+	// others send it for that, and ends what would not end by itself.
 	m.cancel()
 	<-m.done
+	if least := time.Now().Add(StopLeast); deadline.Before(least) {
+		deadline = least
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	g.mu.Lock()
+	listeners := m.listeners
+	g.mu.Unlock()
+	for _, stop := range listeners {
+		stop(ctx)
+	}
 	m.endpoint.Stop(ctx)
 }
 

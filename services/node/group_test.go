@@ -158,9 +158,9 @@ func eventually(t *testing.T, what string, f func() bool) {
 func TestStopOrder(t *testing.T) {
 	w := open(t)
 	w.add(t, discovery.Index)
-	w.add(t, discovery.Sequencer)
+	seq := w.add(t, discovery.Sequencer)
 	eventually(t, "registered", func() bool { return w.group.Ready() == nil })
-	w.group.beforeStop(func() { w.diary.note("http closes") })
+	w.group.listen(seq, func(context.Context) { w.diary.note("http closes") })
 	w.group.Stop()
 	if err := w.group.Ready(); err == nil {
 		t.Error("ready after the stop")
@@ -169,7 +169,7 @@ func TestStopOrder(t *testing.T) {
 		t.Error(err)
 	}
 	want := []string{
-		"index registers", "sequencer registers", "http closes", "n1.sequencer leaves", "sequencer ends", "n1.index leaves", "index ends", "discovery closes",
+		"index registers", "sequencer registers", "n1.sequencer leaves", "sequencer ends", "http closes", "n1.index leaves", "index ends", "discovery closes",
 	}
 	if !slices.Equal(w.diary.lines, want) {
 		t.Errorf("got  %q\nwant %q", w.diary.lines, want)

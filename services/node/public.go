@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -125,7 +124,6 @@ func (p *Public) Endpoint(proc *Process) (*rpc.Server, error) {
 type JSON struct {
 	web      *Web
 	endpoint *rpc.InprocServer
-	timeout  time.Duration
 }
 
 // OpenHTTP serves the JSON API at --http-listen until the group stops; nil if
@@ -161,8 +159,8 @@ func (p *Public) OpenHTTP(proc *Process, g *Group, gateway Part, handler func(gr
 	if err != nil {
 		return nil, err
 	}
-	j := &JSON{web: web, endpoint: endpoint, timeout: proc.Settings.StopTimeout}
-	g.beforeStop(j.stop)
+	j := &JSON{web: web, endpoint: endpoint}
+	g.listen(gateway, j.stop)
 	return j, nil
 }
 
@@ -174,10 +172,8 @@ func (j *JSON) Addr() string {
 	return j.web.Addr()
 }
 
-// stop closes the listener; requests under way have StopTimeout.
-func (j *JSON) stop() {
-	ctx, cancel := context.WithTimeout(context.Background(), j.timeout)
-	defer cancel()
+// stop closes the listener; requests under way have until ctx ends.
+func (j *JSON) stop(ctx context.Context) {
 	j.web.Stop(ctx)
 	j.endpoint.Stop(ctx)
 }

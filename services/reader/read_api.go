@@ -11,11 +11,20 @@ import (
 // Read returns one page.
 func (s *Service) Read(ctx context.Context, req *novapb.ReadRequest) (*novapb.ReadResponse, error) {
 	var out *novapb.ReadResponse
-	err := s.withStream(ctx, req, func(id stream.ID, key *sequencerpb.StreamKey) error {
-		var err error
-		out, err = s.read(ctx, id, key, req)
-		return err
-	})
+	page := func(ctx context.Context) error {
+		return s.withStream(ctx, req, func(id stream.ID, key *sequencerpb.StreamKey) error {
+			var err error
+			out, err = s.read(ctx, id, key, req)
+			return err
+		})
+	}
+	var err error
+	if req.GetWaitMs() == 0 {
+		err = page(ctx)
+	} else {
+		// A stop does not wait for what may never come.
+		err = s.whileRunning(ctx, page)
+	}
 	return out, err
 }
 

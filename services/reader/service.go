@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/objectstore"
@@ -33,6 +34,9 @@ type Service struct {
 	log     *slog.Logger
 	records metric.Int64Counter
 	bytes   metric.Int64Counter
+
+	running context.Context // ends when a stop begins
+	stop    context.CancelFunc
 }
 
 // New returns a reader.
@@ -47,6 +51,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		cfg: cfg.withDefaults(), names: catalog.NewNames(catalog.New(deps.Index)), router: deps.Router,
 		cache: deps.Cache, objects: deps.Objects, log: deps.Log,
 	}
+	s.running, s.stop = context.WithCancel(context.Background())
 	var err, err2 error
 	s.records, err = deps.Meter.Int64Counter("nova.reader.read.records", metric.WithUnit("{record}"), metric.WithDescription("Records returned."))
 	s.bytes, err2 = deps.Meter.Int64Counter("nova.reader.read.bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of headers and bodies returned."))
@@ -65,10 +70,30 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 // Ready returns nil: a reader holds nothing that it must first find.
 func (s *Service) Ready() error { return nil }
 
-// Run waits for ctx: a reader does nothing by itself.
+// Run waits for ctx, and then ends the calls that would not end by themselves:
+// their clients go on where they were, with another reader.
 func (s *Service) Run(ctx context.Context) error {
 	<-ctx.Done()
+	s.stop()
 	return nil
+}
+
+// whileRunning calls f with a context that ends with ctx, or when a stop
+// begins; what f returns because of a stop becomes errStopping.
+func (s *Service) whileRunning(ctx context.Context, f func(context.Context) error) error {
+	running, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.running, cancel)()
+	err := f(running)
+	if reason.Code(err) == codes.Canceled && s.running.Err() != nil && ctx.Err() == nil {
+		return errStopping()
+	}
+	return err
+}
+
+// errStopping is UNAVAILABLE: another reader serves what this one refuses.
+func errStopping() error {
+	return reason.New(codes.Unavailable, reason.NoLeader, "the reader is stopping")
 }
 
 // target is a stream as a request names it.

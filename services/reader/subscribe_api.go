@@ -17,13 +17,17 @@ const defaultHeartbeat = 15 * time.Second
 // Subscribe catches up from the start position, then follows the tail. It
 // holds one fetch at a time: a slow client slows only itself.
 func (s *Service) Subscribe(req *novapb.SubscribeRequest, srv novapb.ReadService_SubscribeServer) error {
-	return s.withStream(srv.Context(), req, func(id stream.ID, key *sequencerpb.StreamKey) error {
+	return s.whileRunning(srv.Context(), func(ctx context.Context) error { return s.subscribe(ctx, req, srv) })
+}
+
+func (s *Service) subscribe(ctx context.Context, req *novapb.SubscribeRequest, srv novapb.ReadService_SubscribeServer) error {
+	return s.withStream(ctx, req, func(id stream.ID, key *sequencerpb.StreamKey) error {
 		sub := subscription{svc: s, srv: srv, id: id, key: key, heartbeat: defaultHeartbeat}
 		if ms := req.GetHeartbeatMs(); ms > 0 {
 			sub.heartbeat = time.Duration(ms) * time.Millisecond
 		}
 		sub.cursor.limits = limits{count: copied(req.Count), bytes: copied(req.Bytes), until: req.Until}
-		return sub.run(srv.Context(), sub.first(req))
+		return sub.run(ctx, sub.first(req))
 	})
 }
 

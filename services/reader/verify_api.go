@@ -18,7 +18,10 @@ import (
 // VerifyStream reads every retained chunk of a stream from storage itself, not
 // from a cache or window, and checks what it finds against the leader's state.
 func (s *Service) VerifyStream(req *readerpb.VerifyStreamRequest, srv readerpb.ReaderService_VerifyStreamServer) error {
-	ctx := srv.Context()
+	return s.whileRunning(srv.Context(), func(ctx context.Context) error { return s.verify(ctx, req, srv) })
+}
+
+func (s *Service) verify(ctx context.Context, req *readerpb.VerifyStreamRequest, srv readerpb.ReaderService_VerifyStreamServer) error {
 	t := &novapb.CheckTailRequest{Bucket: req.GetBucket(), Stream: req.GetStream()}
 	return s.withStream(ctx, t, func(id stream.ID, key *sequencerpb.StreamKey) error {
 		end, err := s.state(ctx, key)
