@@ -34,15 +34,26 @@ specification apply. Credentials of S3 come from the AWS SDK's usual chain, thos
 This page is made from the programs by ` + "`make generate`" + `.
 `
 
-// programs builds all programs and returns their folder.
-func programs(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	build := exec.Command("go", "build", "-ldflags", "-X github.com/nova-stream/nova/libs/config.Version=v1.2.3", "-o", dir, "./...")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	return dir
+// bin is the folder of all programs, built once.
+var bin string
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	code := func() int {
+		var err error
+		if bin, err = os.MkdirTemp("", "nova-programs-"); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer func() { _ = os.RemoveAll(bin) }()
+		build := exec.Command("go", "build", "-ldflags", "-X github.com/nova-stream/nova/libs/config.Version=v1.2.3", "-o", bin, "./...")
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
+			return 1
+		}
+		return m.Run()
+	}()
+	os.Exit(code)
 }
 
 // run runs a program and returns its exit code and output.
@@ -62,7 +73,6 @@ func run(t *testing.T, path string, args ...string) (code int, stdout, stderr st
 }
 
 func TestConfigurationPage(t *testing.T) {
-	bin := programs(t)
 	got := intro
 	rows := map[string]string{} // flag -> its row in the first program that has it
 	for _, name := range servers {
@@ -105,7 +115,6 @@ func TestConfigurationPage(t *testing.T) {
 }
 
 func TestCommonBehaviour(t *testing.T) {
-	bin := programs(t)
 	for _, name := range servers {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(bin, name)

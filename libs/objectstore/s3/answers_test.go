@@ -170,6 +170,10 @@ func TestEmptyOrStarEtagIsNeverSent(t *testing.T) {
 	}
 }
 
+// hedges is how many more requests four tries of a read may make, on a machine
+// so busy that they are late.
+const hedges = 4
+
 func TestReadsDeletesAndListsAreRepeated(t *testing.T) {
 	for _, op := range []string{"Get", "GetRange", "Delete", "List"} {
 		var n atomic.Int64
@@ -191,7 +195,7 @@ func TestReadsDeletesAndListsAreRepeated(t *testing.T) {
 				_, _ = io.WriteString(w, `<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>`)
 			}
 		})
-		if err := call(t.Context(), s, op); err != nil || n.Load() != 4 {
+		if err := call(t.Context(), s, op); err != nil || n.Load() < 4 || n.Load() > 4+hedges {
 			t.Errorf("%s: %v after %d requests", op, err, n.Load())
 		}
 	}
@@ -219,7 +223,7 @@ func TestCutBody(t *testing.T) {
 		if !errors.Is(err, objectstore.ErrUnavailable) || o.Body != nil {
 			t.Errorf("Get cut after %d bytes: %q, %v", at, o.Body, err)
 		}
-		if n.Load() != 4 {
+		if n.Load() < 4 || n.Load() > 4+hedges {
 			t.Errorf("Get cut after %d bytes was tried %d times", at, n.Load())
 		}
 		if at%4 == 0 {
@@ -253,14 +257,16 @@ func TestNobodyListens(t *testing.T) {
 func TestSilentStore(t *testing.T) {
 	silent := make(chan struct{})
 	defer close(silent)
-	s := scripted(t, func(_ http.ResponseWriter, r *http.Request) {
+	never := func(_ http.ResponseWriter, r *http.Request) {
 		select {
 		case <-silent:
 		case <-r.Context().Done():
 		}
-	}, func(c *s3.Config) { c.Silence = 30 * time.Millisecond })
+	}
+	impatient := scripted(t, never, func(c *s3.Config) { c.Silence = 30 * time.Millisecond })
+	s := scripted(t, never)
 	for _, op := range all {
-		err := call(t.Context(), s, op)
+		err := call(t.Context(), impatient, op)
 		if !errors.Is(err, objectstore.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "sent nothing for") {
 			t.Errorf("%s: %v", op, err)
 		}
