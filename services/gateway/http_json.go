@@ -25,9 +25,9 @@ import (
 // errorBody is the answer to a failed request.
 type errorBody struct {
 	Code    string            `json:"code"`
-	Reason  string            `json:"reason"`
+	Reason  string            `json:"reason,omitempty"`
 	Message string            `json:"message"`
-	Details map[string]string `json:"details"`
+	Details map[string]string `json:"details,omitempty"`
 }
 
 // errTooLarge and errMediaType have HTTP statuses that no gRPC code has.
