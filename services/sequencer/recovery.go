@@ -344,7 +344,7 @@ func (r *recovery) acknowledge() {
 
 // chainWriters returns the registered chain-writers.
 func (s *Service) chainWriters(ctx context.Context) ([]discovery.Node, error) {
-	return s.registry.Nodes(ctx, discovery.ChainWriter)
+	return s.nodes.of(ctx, discovery.ChainWriter)
 }
 
 // writerOf returns a client of the chain-writer at an address.

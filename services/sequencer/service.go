@@ -33,6 +33,7 @@ type Service struct {
 	names    *catalog.Names
 	conns    Connections
 	registry Registry
+	nodes    *knownNodes
 	now      func() time.Time
 	metrics  *metrics
 
@@ -86,6 +87,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	index := catalog.New(deps.Index)
 	s := &Service{
 		cfg: cfg, log: deps.Log, index: index, names: catalog.NewNames(index), conns: deps.Conns, registry: deps.Registry, now: deps.Now,
+		nodes:   &knownNodes{registry: deps.Registry, last: map[discovery.Service][]discovery.Node{}},
 		metrics: m, lease: newLease(cfg.LeaseTTL, deps.Now), watched: map[string]watchedLife{}, opened: make(chan struct{}),
 		window: &tailWindow{limit: cfg.TailWindowBytes}, pool: semaphore.NewWeighted(cfg.PoolBytes),
 		said: map[string]time.Time{},
@@ -228,7 +230,7 @@ func (s *Service) placeOnce(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list lives: %w", err)
 	}
-	nodes, err := s.registry.Nodes(ctx, discovery.Sequencer)
+	nodes, err := s.nodes.of(ctx, discovery.Sequencer)
 	if err != nil {
 		return fmt.Errorf("list sequencers: %w", err)
 	}
