@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -36,7 +37,22 @@ func Handler(conn grpc.ClientConnInterface) http.Handler {
 		buckets: novapb.NewBucketServiceClient(conn), streams: novapb.NewStreamServiceClient(conn),
 		appends: novapb.NewAppendServiceClient(conn), reads: novapb.NewReadServiceClient(conn),
 	}
-	mux := http.NewServeMux()
+	mux, allowed := http.NewServeMux(), map[string][]string{}
+	handle := func(pattern string, h func(http.ResponseWriter, *http.Request) (any, error)) {
+		method, path, _ := strings.Cut(pattern, " ")
+		allowed[path] = append(allowed[path], method)
+		if method == http.MethodGet {
+			allowed[path] = append(allowed[path], http.MethodHead)
+		}
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			answer, err := h(w, r)
+			if err != nil {
+				writeError(w, err)
+				return
+			}
+			writeJSON(w, http.StatusOK, answer)
+		})
+	}
 	const streams = "/v1/buckets/{bucket}/streams"
 	const stream = streams + "/{stream}"
 	routes := []struct {
@@ -55,7 +71,6 @@ func Handler(conn grpc.ClientConnInterface) http.Handler {
 		{"GET " + stream, a.getStream},
 		{"PATCH " + stream, a.updateStream},
 		{"DELETE " + stream, a.deleteStream},
-		{"POST " + stream + "/records", a.append},
 		{"GET " + stream + "/records", a.read},
 		{"GET " + stream + "/tail", a.checkTail},
 		{"POST " + stream + "/trim", a.trim},
@@ -63,22 +78,38 @@ func Handler(conn grpc.ClientConnInterface) http.Handler {
 		{"PUT " + stream + "/fence", a.fence},
 	}
 	for _, r := range routes {
-		mux.HandleFunc(r.pattern, func(w http.ResponseWriter, req *http.Request) {
-			answer, err := r.handle(req)
-			if err != nil {
-				writeError(w, err)
-				return
-			}
-			writeJSON(w, http.StatusOK, answer)
+		handle(r.pattern, func(_ http.ResponseWriter, req *http.Request) (any, error) { return r.handle(req) })
+	}
+	handle("POST "+stream+"/records", a.append)
+	handle("GET /openapi.yaml", func(http.ResponseWriter, *http.Request) (any, error) {
+		return nil, reason.Missing("the OpenAPI description")
+	})
+	for path, methods := range allowed {
+		allow := strings.Join(methods, ", ")
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Allow", allow)
+			refuse(w, http.StatusMethodNotAllowed, "INVALID_ARGUMENT", r.Method+" is not allowed here, only "+allow)
 		})
 	}
-	mux.HandleFunc("GET /openapi.yaml", func(w http.ResponseWriter, _ *http.Request) {
-		writeError(w, reason.Missing("the OpenAPI description"))
-	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusNotFound, errorBody{Code: "NOT_FOUND", Message: "no such path; see /v1/buckets"})
+		refuse(w, http.StatusNotFound, "NOT_FOUND", "no such path; see /v1/buckets")
 	})
-	return mux
+	return clean(mux)
+}
+
+// clean refuses paths that a ServeMux would redirect to another one, such as
+// that of the bucket for a stream named "..".
+func clean(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		segments := strings.Split(strings.TrimPrefix(r.URL.EscapedPath(), "/"), "/")
+		for i, s := range segments {
+			if s == "." || s == ".." || s == "" && i < len(segments)-1 {
+				writeError(w, reason.Field("path", `must not hold "", "." or ".." between slashes; a name is percent-encoded`))
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // Server serves the JSON API; the caller gives it a listener.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/validate"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -171,6 +172,9 @@ func (a *httpAPI) createBucket(r *http.Request) (any, error) {
 }
 
 func (a *httpAPI) getBucket(r *http.Request) (any, error) {
+	if err := newQuery(r).done(); err != nil {
+		return nil, err
+	}
 	res, err := a.buckets.GetBucket(r.Context(), &novapb.GetBucketRequest{Bucket: r.PathValue("bucket")})
 	if err != nil {
 		return nil, err
@@ -180,7 +184,7 @@ func (a *httpAPI) getBucket(r *http.Request) (any, error) {
 
 func (a *httpAPI) listBuckets(r *http.Request) (any, error) {
 	q := newQuery(r)
-	req := &novapb.ListBucketsRequest{Prefix: q.text("prefix"), StartAfter: q.text("start_after"), Limit: q.uint32("limit")}
+	req := &novapb.ListBucketsRequest{Prefix: q.text("prefix"), StartAfter: q.text("start_after"), Limit: q.upTo("limit", validate.MaxListLimit)}
 	if err := q.done(); err != nil {
 		return nil, err
 	}
@@ -222,6 +226,9 @@ func (a *httpAPI) deleteBucket(r *http.Request) (any, error) {
 	if err := q.done(); err != nil {
 		return nil, err
 	}
+	if err := noBody(r); err != nil {
+		return nil, err
+	}
 	_, err := a.buckets.DeleteBucket(r.Context(), req)
 	return struct{}{}, err
 }
@@ -253,6 +260,9 @@ func (a *httpAPI) createStream(r *http.Request) (any, error) {
 }
 
 func (a *httpAPI) getStream(r *http.Request) (any, error) {
+	if err := newQuery(r).done(); err != nil {
+		return nil, err
+	}
 	res, err := a.streams.GetStream(r.Context(), &novapb.GetStreamRequest{Bucket: r.PathValue("bucket"), Stream: r.PathValue("stream")})
 	if err != nil {
 		return nil, err
@@ -267,7 +277,7 @@ func (a *httpAPI) getStream(r *http.Request) (any, error) {
 func (a *httpAPI) listStreams(r *http.Request) (any, error) {
 	q := newQuery(r)
 	req := &novapb.ListStreamsRequest{
-		Bucket: r.PathValue("bucket"), Prefix: q.text("prefix"), StartAfter: q.text("start_after"), Limit: q.uint32("limit"),
+		Bucket: r.PathValue("bucket"), Prefix: q.text("prefix"), StartAfter: q.text("start_after"), Limit: q.upTo("limit", validate.MaxListLimit),
 	}
 	if err := q.done(); err != nil {
 		return nil, err
@@ -311,6 +321,9 @@ func (a *httpAPI) deleteStream(r *http.Request) (any, error) {
 	q := newQuery(r)
 	req := &novapb.DeleteStreamRequest{Bucket: r.PathValue("bucket"), Stream: r.PathValue("stream"), StreamId: q.text("stream_id")}
 	if err := q.done(); err != nil {
+		return nil, err
+	}
+	if err := noBody(r); err != nil {
 		return nil, err
 	}
 	_, err := a.streams.DeleteStream(r.Context(), req)

@@ -1,32 +1,26 @@
 package gateway
 
 import (
-	"bufio"
-	"bytes"
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/libs/validate"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
 // appendJSON is the body of a JSON append.
 type appendJSON struct {
-	Records       []recordJSON `json:"records"`
-	StreamID      string       `json:"stream_id"`
-	MatchSeq      *uint64      `json:"match_seq"`
-	FencingToken  *string      `json:"fencing_token"`
-	ProducerID    string       `json:"producer_id"`
-	ProducerEpoch uint64       `json:"producer_epoch"`
-	BatchSeq      uint64       `json:"batch_seq"`
-	Seal          bool         `json:"seal"`
+	Records       []*recordJSON `json:"records"`
+	StreamID      string        `json:"stream_id"`
+	MatchSeq      *uint64       `json:"match_seq"`
+	FencingToken  *string       `json:"fencing_token"`
+	ProducerID    string        `json:"producer_id"`
+	ProducerEpoch uint64        `json:"producer_epoch"`
+	BatchSeq      uint64        `json:"batch_seq"`
+	Seal          bool          `json:"seal"`
 }
 
 // ackJSON is the answer to an append.
@@ -36,7 +30,7 @@ type ackJSON struct {
 	Tail           uint64 `json:"tail"`
 	FirstTimestamp int64  `json:"first_timestamp"`
 	LastTimestamp  int64  `json:"last_timestamp"`
-	ContentHash    string `json:"content_hash"`
+	ContentHash    string `json:"content_hash,omitempty"` // "" if nothing was appended
 	Duplicate      bool   `json:"duplicate,omitempty"`
 	StreamID       string `json:"stream_id"`
 }
@@ -53,7 +47,7 @@ func fromAck(a *novapb.AppendAck, id string) ackJSON {
 func hashText(h uint64) string { return fmt.Sprintf("%016x", h) }
 
 // append stores records, in the form that the content type says.
-func (a *httpAPI) append(r *http.Request) (any, error) {
+func (a *httpAPI) append(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := newQuery(r).done(); err != nil {
 		return nil, err
 	}
@@ -63,7 +57,7 @@ func (a *httpAPI) append(r *http.Request) (any, error) {
 	case "application/octet-stream":
 		return a.appendRaw(r)
 	case "application/x-ndjson":
-		return a.appendLines(r)
+		return a.appendLines(w, r)
 	default:
 		return nil, fmt.Errorf("%w: %q, want application/json, application/x-ndjson or application/octet-stream", errMediaType, t)
 	}
@@ -78,8 +72,8 @@ func (a *httpAPI) appendBatch(r *http.Request) (any, error) {
 		Bucket: r.PathValue("bucket"), Stream: r.PathValue("stream"), StreamId: in.StreamID, MatchSeq: in.MatchSeq,
 		ProducerId: in.ProducerID, ProducerEpoch: in.ProducerEpoch, BatchSeq: in.BatchSeq, Seal: in.Seal, FencingToken: in.FencingToken,
 	}
-	for i := range in.Records {
-		rec, err := in.Records[i].toRecord(fmt.Sprintf("records[%d]", i))
+	for i, one := range in.Records {
+		rec, err := one.toRecord(fmt.Sprintf("records[%d]", i))
 		if err != nil {
 			return nil, err
 		}
@@ -106,154 +100,6 @@ func (a *httpAPI) appendRaw(r *http.Request) (any, error) {
 	return fromAck(res.GetAck(), res.GetStreamId()), nil
 }
 
-// linesJSON is the answer to an append of lines.
-type linesJSON struct {
-	Records uint64 `json:"records"`
-	ackJSON
-}
-
-// appendLines stores one record a line, however many, in batches of one
-// session. A failure says how many records before it were stored.
-func (a *httpAPI) appendLines(r *http.Request) (any, error) {
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	session, err := a.appends.AppendSession(ctx)
-	if err != nil {
-		return nil, err
-	}
-	open := &novapb.AppendSessionOpen{Bucket: r.PathValue("bucket"), Stream: r.PathValue("stream")}
-	if err := session.Send(&novapb.AppendSessionRequest{Message: &novapb.AppendSessionRequest_Open{Open: open}}); err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
-	}
-	opened, err := session.Recv()
-	if err != nil {
-		return nil, err
-	}
-	sent := make(chan error, 1)
-	go func() {
-		err := sendLines(r.Body, session)
-		_ = session.CloseSend()
-		sent <- err
-	}()
-	out := linesJSON{ackJSON: ackJSON{
-		FirstSeq: opened.GetOpened().GetTail(), NextSeq: opened.GetOpened().GetTail(), Tail: opened.GetOpened().GetTail(),
-		ContentHash: hashText(0), StreamID: opened.GetOpened().GetStreamId(),
-	}}
-	stored := func(err error) error {
-		if out.Records == 0 {
-			return err
-		}
-		return reason.Annotate(err, fmt.Sprintf("%d records were stored before, seq %d..%d", out.Records, out.FirstSeq, out.NextSeq-1))
-	}
-	for {
-		res, err := session.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, stored(err)
-		}
-		if f := res.GetFailure(); f != nil {
-			cancelled := reason.New(codes.Code(uint32(f.GetCode())), reason.Reason(f.GetReason()), f.GetMessage())
-			return nil, stored(reason.WithOutcome(cancelled, outcomeOf(f.GetOutcome())))
-		}
-		ack := res.GetAck()
-		next := fromAck(ack, out.StreamID)
-		if out.Records > 0 {
-			next.FirstSeq, next.FirstTimestamp = out.FirstSeq, out.FirstTimestamp
-		}
-		out.Records += ack.GetNextSeq() - ack.GetFirstSeq()
-		out.ackJSON = next
-	}
-	if err := <-sent; err != nil {
-		return nil, stored(err)
-	}
-	return out, nil
-}
-
-func outcomeOf(o novapb.Outcome) reason.Outcome {
-	if o == novapb.Outcome_OUTCOME_NOT_COMMITTED {
-		return reason.NotCommitted
-	}
-	return reason.Unknown
-}
-
-// sendLines sends the lines of a body in batches. It returns what is wrong
-// with a line; a broken session is told by its receiving side.
-func sendLines(body io.Reader, session novapb.AppendService_AppendSessionClient) error {
-	lines := bufio.NewReaderSize(body, 64<<10)
-	batch, size := []*novapb.AppendRecord(nil), 0
-	flush := func() error {
-		if len(batch) == 0 {
-			return nil
-		}
-		err := session.Send(&novapb.AppendSessionRequest{Message: &novapb.AppendSessionRequest_Batch{Batch: &novapb.AppendSessionBatch{Records: batch}}})
-		batch, size = nil, 0
-		return err
-	}
-	for number := 1; ; number++ {
-		line, err := readLine(lines)
-		if errors.Is(err, errTooLarge) {
-			return errors.Join(flush(), fmt.Errorf("line %d: %w", number, err))
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			return reason.Field(fmt.Sprintf("line %d", number), "cannot be read: "+err.Error())
-		}
-		if len(bytes.TrimSpace(line)) > 0 {
-			rec, recErr := lineRecord(line, number)
-			if recErr != nil {
-				if flush() != nil {
-					return nil
-				}
-				return recErr
-			}
-			n := len(rec.GetBody())
-			for _, h := range rec.GetHeaders() {
-				n += len(h.GetName()) + len(h.GetValue())
-			}
-			if len(batch) == stream.MaxBatchRecords || size+n > stream.MaxBatchBytes {
-				if flush() != nil {
-					return nil
-				}
-			}
-			batch = append(batch, rec)
-			size += n
-		}
-		if err != nil {
-			_ = flush() // its failure is the receiving side's to tell
-			return nil
-		}
-		if lines.Buffered() == 0 && flush() != nil {
-			return nil
-		}
-	}
-}
-
-func lineRecord(line []byte, number int) (*novapb.AppendRecord, error) {
-	path := fmt.Sprintf("line %d", number)
-	var in recordJSON
-	if err := decodeJSON(line, &in); err != nil {
-		return nil, reason.Annotate(err, path)
-	}
-	return in.toRecord(path)
-}
-
-// readLine returns a line without its LF; io.EOF with the last one.
-func readLine(r *bufio.Reader) ([]byte, error) {
-	var line []byte
-	for {
-		part, err := r.ReadSlice('\n')
-		line = append(line, part...)
-		if len(line) > maxLine {
-			return nil, fmt.Errorf("%w: the limit of a line is %d bytes", errTooLarge, maxLine)
-		}
-		if errors.Is(err, bufio.ErrBufferFull) {
-			continue
-		}
-		return bytes.TrimSuffix(line, []byte("\n")), err
-	}
-}
-
 // readJSON is a page of records.
 type readJSON struct {
 	Records     []recordJSON `json:"records"`
@@ -273,7 +119,7 @@ func (a *httpAPI) read(r *http.Request) (any, error) {
 	q := newQuery(r)
 	req := &novapb.ReadRequest{
 		Bucket: r.PathValue("bucket"), Stream: r.PathValue("stream"), StreamId: q.text("stream_id"),
-		Clamp: q.bool("clamp"), Count: q.uint("count"), Bytes: q.uint("bytes"), Until: q.millis("until"), WaitMs: q.uint32("wait"),
+		Clamp: q.bool("clamp"), Count: q.uint("count"), Bytes: q.uint("bytes"), Until: q.millis("until"), WaitMs: q.upTo("wait", validate.MaxWaitMillis),
 	}
 	starts := 0
 	if v := q.uint("seq"); v != nil {
