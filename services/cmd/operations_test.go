@@ -10,7 +10,7 @@ import (
 )
 
 // instrument finds where a metric is declared by its whole name.
-var instrument = regexp.MustCompile(`(?i)(?:counter|histogram|gauge)\(\s*"((?:nova|rpc)\.[a-z_.]+)"`)
+var instrument = regexp.MustCompile(`(?i)(?:counter|histogram|gauge)\(\s*"((?:nova|rpc)\.[a-z_.]*[a-z])"`)
 
 // Operators find every metric in docs/operations.md. Names that are put
 // together, nova.objectstore.<op> and the like, are told there as a pattern.

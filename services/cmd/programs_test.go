@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer func() { _ = os.RemoveAll(bin) }()
-		build := exec.Command("go", "build", "-ldflags", "-X github.com/nova-stream/nova/libs/config.Version=v1.2.3", "-o", bin, "./...")
+		build := exec.Command("go", "build", "-ldflags", "-s -w -X github.com/nova-stream/nova/libs/config.Version=v1.2.3", "-o", bin, "./...")
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
 			return 1
