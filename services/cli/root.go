@@ -21,6 +21,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/nova-stream/nova/libs/client"
+	"github.com/nova-stream/nova/libs/client/direct"
 	"github.com/nova-stream/nova/libs/config"
 	"github.com/nova-stream/nova/libs/reason"
 )
@@ -39,6 +40,7 @@ type app struct {
 	Streams
 
 	addr, token, ca, output, configFile string
+	consul, constellation               string
 	tls                                 bool
 }
 
@@ -93,7 +95,11 @@ func (a *app) explain(err error) string {
 	if reason.Of(err) == "" && st.Code() == codes.Unavailable && strings.Contains(text, "connection error") {
 		// The transport's own words end in what the system said.
 		said := strings.TrimSuffix(text[strings.LastIndex(text, ": ")+2:], `"`)
-		text = fmt.Sprintf("cannot reach %s: %s", a.addr, said)
+		whom := a.addr
+		if a.consul != "" {
+			whom = "a service that Consul at " + a.consul + " knows"
+		}
+		text = fmt.Sprintf("cannot reach %s: %s", whom, said)
 	}
 	// What a wrapper added stands before the status it wraps.
 	text = strings.ReplaceAll(text, fmt.Sprintf("rpc error: code = %s desc = ", st.Code()), "")
@@ -121,11 +127,16 @@ func (a *app) root() *cobra.Command {
 	root.SetVersionTemplate("nova {{.Version}}\n")
 	f := root.PersistentFlags()
 	f.StringVar(&a.addr, "addr", "127.0.0.1:7780", "host:port of a gateway or novad")
+	f.StringVar(&a.consul, "consul", "", "host:port of a Consul agent: go straight to the services that it knows, inside the trust domain, instead of --addr")
+	f.StringVar(&a.constellation, "constellation", "nova", "with --consul: name of the deployment")
 	f.StringVar(&a.token, "token", "", "credential, sent as a bearer token")
 	f.BoolVar(&a.tls, "tls", false, "connect with TLS")
 	f.StringVar(&a.ca, "ca", "", "PEM file of the authorities to trust; implies --tls")
 	f.StringVarP(&a.output, "output", "o", "text", "text or json")
 	f.StringVar(&a.configFile, "config", "", "YAML file of flags; unknown keys fail")
+	// Sequencers and readers do not ask for tokens: to send one would promise what
+	// is not so.
+	root.MarkFlagsMutuallyExclusive("consul", "token")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.settings(cmd) }
 	root.AddCommand(a.bucketCommand(), a.streamCommand(), a.appendCommand(), a.readCommand(), a.tailCommand(), a.checkTailCommand(),
 		a.trimCommand(), a.fenceCommand(), a.verifyCommand(), a.fleetCommand(), a.nodeCommand(), a.shardCommand(), a.chainCommand(), a.tokenCommand(), a.printConfigCommand())
@@ -277,6 +288,13 @@ func (a *app) connect() (*client.Client, func(), error) {
 				return nil, nil, usagef("--ca %s holds no certificate", a.ca)
 			}
 		}
+	}
+	if a.consul != "" {
+		c, err := direct.Dial(direct.Options{Consul: a.consul, Constellation: a.constellation, TLS: o.TLS})
+		if err != nil {
+			return nil, nil, usagef("--consul: %w", err)
+		}
+		return c.Client, func() { _ = c.Close() }, nil
 	}
 	c, err := client.Dial(a.addr, o)
 	if err != nil {
