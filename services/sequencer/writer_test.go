@@ -150,6 +150,13 @@ func (w *writer) arrivals(epoch stream.Epoch) int {
 	return n
 }
 
+// total returns how many entries came.
+func (w *writer) total() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.arrived)
+}
+
 // held returns how many entries wait.
 func (w *writer) held() int {
 	w.mu.Lock()
