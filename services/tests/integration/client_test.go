@@ -17,7 +17,12 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
-const bucket = "tests"
+// ownBucket is the bucket of a test that has a constellation to itself.
+const ownBucket = "tests"
+
+// bucket is that of the running test: tests of a shared constellation have one
+// each.
+var bucket = ownBucket
 
 // client is the public API of one deployment.
 type client struct {
@@ -150,9 +155,14 @@ func (c *client) tail(t *testing.T, name string) *novapb.CheckTailResponse {
 	return res
 }
 
-// verify runs AdminService.Verify over everything and returns its findings.
+// verify runs AdminService.Verify over everything, or over the test's own bucket
+// if others share the constellation, and returns its findings.
 func (c *client) verify(ctx context.Context) ([]string, error) {
-	v, err := c.admin.Verify(ctx, &novapb.VerifyRequest{All: true})
+	req := &novapb.VerifyRequest{All: true}
+	if bucket != ownBucket {
+		req = &novapb.VerifyRequest{Bucket: bucket}
+	}
+	v, err := c.admin.Verify(ctx, req)
 	if err != nil {
 		return nil, err
 	}

@@ -219,7 +219,8 @@ func TestTimestamps(t *testing.T) {
 func TestCreateStreamOnAppend(t *testing.T) {
 	eachShape(t, func(t *testing.T, d deployment, c *client) {
 		wantRefused(t, c.appendErr(t.Context(), request("s", "a")), codes.NotFound, reason.StreamNotFound)
-		if _, err := c.buckets.CreateBucket(t.Context(), &novapb.CreateBucketRequest{Bucket: "auto", Config: &novapb.BucketConfig{
+		auto := bucket + "-auto"
+		if _, err := c.buckets.CreateBucket(t.Context(), &novapb.CreateBucketRequest{Bucket: auto, Config: &novapb.BucketConfig{
 			CreateStreamOnAppend: ptr(true), DefaultStreamConfig: &novapb.StreamConfig{Timestamping: novapb.TimestampingMode_TIMESTAMPING_MODE_CLIENT_REQUIRE},
 		}}); err != nil {
 			t.Fatal(err)
@@ -228,7 +229,7 @@ func TestCreateStreamOnAppend(t *testing.T) {
 		errs := make(chan error, racers)
 		for range racers {
 			go func() {
-				_, err := c.appends.Append(t.Context(), &novapb.AppendRequest{Bucket: "auto", Stream: "s", Records: []*novapb.AppendRecord{{Timestamp: ptr(int64(1))}}})
+				_, err := c.appends.Append(t.Context(), &novapb.AppendRequest{Bucket: auto, Stream: "s", Records: []*novapb.AppendRecord{{Timestamp: ptr(int64(1))}}})
 				errs <- err
 			}()
 		}
@@ -237,19 +238,19 @@ func TestCreateStreamOnAppend(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		res, err := c.reads.CheckTail(t.Context(), &novapb.CheckTailRequest{Bucket: "auto", Stream: "s"})
+		res, err := c.reads.CheckTail(t.Context(), &novapb.CheckTailRequest{Bucket: auto, Stream: "s"})
 		if err != nil || res.GetTail() != racers {
 			t.Fatalf("%v, %v", res, err)
 		}
-		_, err = c.reads.CheckTail(t.Context(), &novapb.CheckTailRequest{Bucket: "auto", Stream: "other"})
+		_, err = c.reads.CheckTail(t.Context(), &novapb.CheckTailRequest{Bucket: auto, Stream: "other"})
 		wantErr(t, err, codes.NotFound, reason.StreamNotFound)
-		_, err = c.appends.Append(t.Context(), &novapb.AppendRequest{Bucket: "auto", Stream: "s", Records: records("no time")})
+		_, err = c.appends.Append(t.Context(), &novapb.AppendRequest{Bucket: auto, Stream: "s", Records: records("no time")})
 		wantRefused(t, err, codes.InvalidArgument, "")
 		ses, err := c.appends.AppendSession(within(t, 10*time.Second))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := ses.Send(&novapb.AppendSessionRequest{Message: &novapb.AppendSessionRequest_Open{Open: &novapb.AppendSessionOpen{Bucket: "auto", Stream: "by session"}}}); err != nil {
+		if err := ses.Send(&novapb.AppendSessionRequest{Message: &novapb.AppendSessionRequest_Open{Open: &novapb.AppendSessionOpen{Bucket: auto, Stream: "by session"}}}); err != nil {
 			t.Fatal(err)
 		}
 		if opened, err := ses.Recv(); err != nil || opened.GetOpened().GetTail() != 0 {

@@ -38,14 +38,22 @@ type deployment interface {
 var shapes = []struct {
 	name  string
 	shape shape
+	slow  bool
 }{
-	{"memory", memoryShape{}},
-	{"dir", dirShape{}},
+	{"memory", memoryShape{}, false},
+	{"dir", dirShape{}, false},
+	{"split", splitShape{}, true},
 }
+
+// quickest is the test that a short run has on slow shapes, too.
+const quickest = "TestAppendAndReadBack"
 
 // eachShape runs a test once per shape.
 func eachShape(t *testing.T, run func(t *testing.T, d deployment, c *client)) {
 	for _, s := range shapes {
+		if s.slow && testing.Short() && t.Name() != quickest {
+			continue
+		}
 		t.Run(s.name, func(t *testing.T) {
 			d := s.shape.start(t)
 			run(t, d, dial(t, d.address()))

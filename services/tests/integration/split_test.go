@@ -1,0 +1,66 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nova-stream/nova/services/tests/constellation"
+)
+
+// splitLease is short, so that a killed sequencer is followed soon.
+const splitLease = 3 * time.Second
+
+// split is the one constellation of separate processes that all tests share,
+// each with a bucket of its own. It is started when first needed.
+var split = sync.OnceValues(func() (*constellation.Constellation, error) {
+	return constellation.Start(context.Background(), "--lease-ttl", splitLease.String())
+})
+
+// splitShape is every service as processes of their own, over real servers.
+type splitShape struct{}
+
+var splitBuckets int
+
+func (splitShape) start(t *testing.T) deployment {
+	splitBuckets++
+	bucket = fmt.Sprintf("tests-%d", splitBuckets)
+	t.Cleanup(func() { bucket = ownBucket })
+	return splitDeployment{startSplit(t)}
+}
+
+func startSplit(t *testing.T) *constellation.Constellation {
+	t.Helper()
+	c, err := split()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(c.Said(2 << 10))
+		}
+	})
+	return c
+}
+
+// splitDeployment is the shared constellation, of one test.
+type splitDeployment struct{ *constellation.Constellation }
+
+func (d splitDeployment) address() string { return d.Endpoint("NOVA_ADDR") }
+
+// restart leaves the servers, where the storage is.
+func (d splitDeployment) restart(t *testing.T) {
+	t.Helper()
+	names, err := d.Services()
+	if err == nil {
+		err = d.Down(t.Context(), names...)
+	}
+	if err == nil {
+		err = d.Up(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
