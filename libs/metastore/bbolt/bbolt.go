@@ -134,12 +134,18 @@ func (s *Store) openLocked() (*bolt.DB, error) {
 	path := filepath.Join(s.dir, fileName)
 	deadline := time.Now().Add(s.timeout)
 	for {
+		if err := s.makeFile(path); err != nil {
+			return nil, fmt.Errorf("make metastore %s: %w: %w", path, metastore.ErrUnavailable, err)
+		}
+		if err := checkSize(path, max(time.Until(deadline), time.Millisecond)); err != nil && !errors.Is(err, bolterrors.ErrTimeout) {
+			return nil, fmt.Errorf("open metastore %s: %w: %w%s", path, metastore.ErrUnavailable, err, advice(err))
+		}
 		db, file, err := openFile(path, max(time.Until(deadline), time.Millisecond))
 		if errors.Is(err, bolterrors.ErrTimeout) {
 			return nil, fmt.Errorf("open metastore: %w: another process uses %s (its lock was not free within %v)", metastore.ErrUnavailable, s.dir, s.timeout)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("open metastore %s: %w: %w", path, metastore.ErrUnavailable, err)
+			return nil, fmt.Errorf("open metastore %s: %w: %w%s", path, metastore.ErrUnavailable, err, advice(err))
 		}
 		if sameFile(path, file) {
 			return db, nil
@@ -181,6 +187,9 @@ func (s *Store) prepare(db *bolt.DB) error {
 	path := filepath.Join(s.dir, fileName)
 	if err := os.Remove(s.copyPath()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("open metastore %s: remove unfinished copy: %w: %w", path, metastore.ErrUnavailable, err)
+	}
+	if err := s.removeUnfinished(); err != nil {
+		return fmt.Errorf("open metastore %s: remove unfinished file: %w: %w", path, metastore.ErrUnavailable, err)
 	}
 	err := db.Update(func(tx *bolt.Tx) error {
 		for _, name := range [][]byte{rowsBucket, ephemeralBucket, aboutBucket} {

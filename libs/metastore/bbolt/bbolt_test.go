@@ -218,3 +218,41 @@ func TestCloseAnswersEveryWriter(t *testing.T) {
 		}
 	}
 }
+
+// A file whose end is missing, or that is something else, is refused with what
+// to do; touching pages beyond its end would end the process.
+func TestDamagedFile(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	for i := range 200 {
+		if _, err := s.Put(t.Context(), key(fmt.Sprintf("row-%d", i)), bytes.Repeat([]byte("x"), 1<<10), metastore.Absent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "metastore.db")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, damaged := range map[string][]byte{
+		"cut in the middle": whole[:len(whole)/4], "cut behind its start": whole[:2*os.Getpagesize()], "one page": whole[:os.Getpagesize()],
+		"some bytes": []byte("some bytes"), "noise": bytes.Repeat([]byte("noise"), 20000),
+	} {
+		if err := os.WriteFile(path, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bbolt.Open(bbolt.Config{Dir: dir}); !errors.Is(err, metastore.ErrUnavailable) || !strings.Contains(err.Error(), "damaged") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := os.WriteFile(path, whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, dir)
+	if _, err := s.Get(t.Context(), key("row-199")); err != nil {
+		t.Error(err)
+	}
+}

@@ -34,11 +34,47 @@ func TestFullDiskRefusesWritesUntilThereIsRoom(t *testing.T) {
 }
 
 func fullDiskMain() int {
-	if err := fillDisk(os.Getenv(fullDiskEnv)); err != nil {
+	dir := os.Getenv(fullDiskEnv)
+	if err := errors.Join(startOnFullDisk(filepath.Join(dir, "new")), fillDisk(dir)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
+}
+
+// startOnFullDisk opens a new directory while there is room for less and less of
+// the file, and then with room.
+func startOnFullDisk(dir string) error {
+	signal.Ignore(syscall.SIGXFSZ)
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
+		return err
+	}
+	for _, room := range []uint64{10000, 4096, 1, 0} {
+		full := limit
+		full.Cur = room
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
+			return err
+		}
+		if _, err := bbolt.Open(bbolt.Config{Dir: dir}); !errors.Is(err, metastore.ErrUnavailable) || !strings.Contains(err.Error(), "file too large") {
+			return fmt.Errorf("open with room for %d bytes: %w", room, err)
+		}
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
+			return err
+		}
+	}
+	s, err := bbolt.Open(bbolt.Config{Dir: dir})
+	if err != nil {
+		return fmt.Errorf("open with room, after starts without: %w", err)
+	}
+	if err := s.Close(); err != nil {
+		return err
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 1 {
+		return fmt.Errorf("the starts left %v, %w", left, err)
+	}
+	return nil
 }
 
 func fillDisk(dir string) error {
