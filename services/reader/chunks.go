@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -27,21 +28,43 @@ var errDamaged = errors.New("damaged")
 type decoded struct {
 	header  chunk.Header
 	records []stream.Record
+	size    int // bytes in memory, about
+	piece   *sequencerpb.Piece
 }
 
-// chunks fetches and verifies the pieces of a Fetch, in order.
-func (s *Service) chunks(ctx context.Context, id stream.ID, pieces []*sequencerpb.Piece) ([]decoded, error) {
+// damaged says that the chunk, whole as it is, is not the one that belongs there.
+func (d *decoded) damaged(what string) error {
+	object, at, err := location(d.piece.GetAt())
+	if err != nil {
+		return err
+	}
+	return &damage{first: d.header.BaseSeq, object: object, offset: at.GetOffset(), length: at.GetLength(), what: what}
+}
+
+// chunks fetches and verifies pieces of a Fetch, in order, a few at once, until
+// they decode to limit bytes.
+func (s *Service) chunks(ctx context.Context, id stream.ID, pieces []*sequencerpb.Piece, limit int) ([]decoded, error) {
 	out := make([]decoded, len(pieces))
-	group, ctx := errgroup.WithContext(ctx)
+	group, fetching := errgroup.WithContext(ctx)
 	group.SetLimit(s.cfg.FetchAhead)
-	for i, p := range pieces {
+	var size atomic.Int64
+	n := 0
+	for ; n < len(pieces) && size.Load() < int64(limit) && fetching.Err() == nil; n++ {
+		d, p := &out[n], pieces[n]
 		group.Go(func() error {
-			d, err := s.chunk(ctx, id, p)
-			out[i] = d
+			var err error
+			*d, err = s.chunk(fetching, id, p)
+			size.Add(int64(d.size))
 			return err
 		})
 	}
-	return out, group.Wait()
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, ended(ctx, "read")
+	}
+	return out[:n], nil
 }
 
 // chunk returns one piece: from the leader's answer, else from storage.
@@ -56,16 +79,17 @@ func (s *Service) chunk(ctx context.Context, id stream.ID, p *sequencerpb.Piece)
 	if err != nil {
 		return decoded{}, err
 	}
-	d, err := s.stored(ctx, id, p, func() ([]byte, error) { return s.throughCache(ctx, object, at) })
-	if err == nil || reason.Is(err, reason.ObjectNotFound) || ctx.Err() != nil {
-		return d, err
+	d, err := stored(id, p, func() ([]byte, error) { return s.throughCache(ctx, object, at) })
+	if err != nil && !reason.Is(err, reason.ObjectNotFound) && ctx.Err() == nil {
+		// The cache failed or holds damaged bytes: ask the store itself.
+		d, err = stored(id, p, func() ([]byte, error) { return s.direct(ctx, object, at) })
 	}
-	// The cache failed or holds damaged bytes: ask the store itself.
-	d, err = s.stored(ctx, id, p, func() ([]byte, error) { return s.direct(ctx, object, at) })
-	if errors.Is(err, errDamaged) {
-		s.log.ErrorContext(ctx, "stored records are damaged", "stream", id.String(), "object", object,
-			"offset", at.GetOffset(), "length", at.GetLength(), "first_seq", p.GetBaseSeq(), "err", err)
-		return decoded{}, reason.New(codes.DataLoss, reason.ChecksumMismatch, fmt.Sprintf("records from %d on are damaged in storage", p.GetBaseSeq()))
+	switch {
+	case err != nil && ctx.Err() != nil:
+		// Without the error, which may name objects.
+		return decoded{}, reason.New(reason.Code(ctx.Err()), reason.StorageDown, "object storage did not answer in time")
+	case errors.Is(err, errDamaged):
+		return decoded{}, &damage{first: stream.Seq(p.GetBaseSeq()), object: object, offset: at.GetOffset(), length: at.GetLength(), what: err.Error()}
 	}
 	return d, err
 }
@@ -78,7 +102,7 @@ func location(at *chainwriterpb.Coordinates) (string, *chainwriterpb.Coordinates
 }
 
 // stored gets the bytes of an entry and verifies that it is the one expected.
-func (s *Service) stored(_ context.Context, id stream.ID, p *sequencerpb.Piece, get func() ([]byte, error)) (decoded, error) {
+func stored(id stream.ID, p *sequencerpb.Piece, get func() ([]byte, error)) (decoded, error) {
 	b, err := get()
 	if err != nil {
 		return decoded{}, err
@@ -101,7 +125,11 @@ func decode(b []byte, id stream.ID, p *sequencerpb.Piece) (decoded, error) {
 	if h.StreamID != id || uint64(h.BaseSeq) != p.GetBaseSeq() || h.Count != p.GetCount() {
 		return decoded{}, fmt.Errorf("%w: records %d+%d of stream %s are there", errDamaged, h.BaseSeq, h.Count, h.StreamID)
 	}
-	return decoded{header: h, records: records}, nil
+	d := decoded{header: h, records: records, piece: p}
+	for i := range records {
+		d.size += records[i].Size() + recordCost + len(records[i].Headers)*headerCost
+	}
+	return d, nil
 }
 
 func (s *Service) throughCache(ctx context.Context, object string, at *chainwriterpb.Coordinates) ([]byte, error) {
@@ -119,7 +147,7 @@ func (s *Service) direct(ctx context.Context, object string, at *chainwriterpb.C
 	case errors.Is(err, objectstore.ErrRange):
 		return nil, fmt.Errorf("%w: %w", errDamaged, err)
 	case ctx.Err() != nil:
-		return nil, reason.New(reason.Code(ctx.Err()), reason.StorageDown, err.Error())
+		return nil, ended(ctx, "read")
 	}
 	s.log.WarnContext(ctx, "object storage", "object", object, "err", err)
 	return nil, reason.New(codes.Unavailable, reason.StorageDown, "object storage is unavailable")

@@ -21,6 +21,12 @@ type Config struct {
 	// Patience is how long a read looks for a chunk that is not where the leader
 	// said, and a subscription for a leader, default 10 s.
 	Patience time.Duration
+	// MemoryBytes limits what is being fetched and decoded for all calls, default
+	// 256 MiB. A call that waits for room longer than Patience is refused.
+	MemoryBytes int64
+	// MaxSubscriptions limits the open subscriptions, default 4096. Each holds at
+	// most a message and the chunk it comes from while its client takes it.
+	MaxSubscriptions int
 }
 
 func (c Config) withDefaults() Config {
@@ -29,6 +35,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Patience == 0 {
 		c.Patience = 10 * time.Second
+	}
+	if c.MemoryBytes == 0 {
+		c.MemoryBytes = 256 << 20
+	}
+	if c.MaxSubscriptions == 0 {
+		c.MaxSubscriptions = 4096
 	}
 	return c
 }

@@ -8,5 +8,7 @@
 //   - Every chunk is verified before a record of it is returned; damaged bytes
 //     are DATA_LOSS, never data (I10). What and where is in the log, not in the
 //     answer.
-//   - A page and what is fetched ahead for it are bounded (I8).
+//   - What is fetched for a call is bounded by its decoded size, however well it
+//     is compressed; all calls share a budget, and subscriptions are counted (I8).
+//     A slow client holds one message.
 package reader

@@ -1,6 +1,8 @@
 package reader
 
 import (
+	"fmt"
+
 	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -44,6 +46,8 @@ type cursor struct {
 	limits
 	taken bool // a record was returned already
 	done  bool // a limit was reached
+
+	after stream.Hash // content hash before next; valid when taken
 }
 
 // page is a run of records for one message.
@@ -56,8 +60,9 @@ type page struct {
 }
 
 // fill takes records from chunks until a limit or the size of a message is
-// reached; it returns whether the message is full.
-func (c *cursor) fill(p *page, chunks []decoded, size int) (full bool) {
+// reached; it returns whether the message is full. The chunks are continuous, and
+// the first holds next; an error says that they do not follow what was taken.
+func (c *cursor) fill(p *page, chunks []decoded, size int) (full bool, err error) {
 	for i := range chunks {
 		d := &chunks[i]
 		for j := range d.records {
@@ -74,18 +79,22 @@ func (c *cursor) fill(p *page, chunks []decoded, size int) (full bool) {
 			}
 			if c.exhausted() || c.until != nil && int64(r.Timestamp) >= *c.until {
 				c.done = true
-				return true
+				return true, nil
 			}
 			n := uint64(r.Size())
 			if c.bytes != nil && n > *c.bytes && c.taken {
 				c.done = true
-				return true
+				return true, nil
 			}
 			cost := int(n) + recordCost + len(r.Headers)*headerCost
 			if len(p.records) > 0 && p.size+cost > size {
-				return true
+				return true, nil
+			}
+			if err := c.follows(p, d, j); err != nil {
+				return false, err
 			}
 			p.add(d, j, cost)
+			c.after = p.after
 			p.recordsSize += n
 			c.take(n)
 			c.taken = true
@@ -94,7 +103,19 @@ func (c *cursor) fill(p *page, chunks []decoded, size int) (full bool) {
 	}
 	// Without this, a reader at its limit would be told to read on.
 	c.done = c.done || c.exhausted()
-	return false
+	return false, nil
+}
+
+// follows checks that record j of a chunk continues what was taken in an earlier
+// fetch or message; within one, fetch did.
+func (c *cursor) follows(p *page, d *decoded, j int) error {
+	if !c.taken || len(p.records) > 0 && j > 0 {
+		return nil
+	}
+	if before := hashAt(d, j, &p.scratch); before != c.after {
+		return d.damaged(fmt.Sprintf("content hash %016x does not continue %016x", before, c.after))
+	}
+	return nil
 }
 
 // add appends record j of a chunk and keeps the content hashes around the page.

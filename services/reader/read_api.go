@@ -41,33 +41,46 @@ func (s *Service) read(ctx context.Context, id stream.ID, key *sequencerpb.Strea
 	case *novapb.ReadRequest_TailOffset:
 		fetch.Start = &sequencerpb.FetchRequest_TailOffset{TailOffset: at.TailOffset}
 	}
+	limit := pageBytes
 	if c.exhausted() {
 		// Reads nothing, successfully: but the start must still be a good one.
-		fetch.WaitMs = 0
+		fetch.WaitMs, fetch.MaxBytes, limit = 0, 1, 1
 	}
+	memory := s.share(pageBytes)
+	defer memory.release()
 	var p page
-	for first := true; ; first = false {
-		f, err := s.fetch(ctx, id, fetch)
+	var out *novapb.ReadResponse
+	for {
+		f, err := s.fetch(ctx, id, fetch, memory, limit-p.size)
+		if err != nil && out != nil {
+			// What is gathered is a page, whatever became of what follows: a trim may
+			// have passed it, or the leader moved.
+			break
+		}
 		if err != nil {
 			return nil, err
 		}
-		if first {
+		if out == nil {
 			c.next = f.start
 		}
-		full := c.fill(&p, f.chunks, pageBytes)
-		out := &novapb.ReadResponse{
+		full, err := c.fill(&p, f.chunks, pageBytes)
+		if err != nil {
+			return nil, s.misfit(ctx, id, err)
+		}
+		out = &novapb.ReadResponse{
 			Records: p.records, NextSeq: uint64(c.next), Tail: f.state.GetTail(), FirstSeq: f.state.GetTrim(), StreamId: id.String(),
 			HashBefore: uint64(p.before), HashAfter: uint64(p.after), LimitReached: c.done,
 			EndOfStream: f.state.GetSealed() && uint64(c.next) == f.state.GetTail(),
 		}
 		// Chunks are small where appends are: gather until the page is worth it.
 		if full || c.done || len(f.chunks) == 0 || uint64(c.next) >= f.state.GetTail() || p.size > pageBytes/2 {
-			s.records.Add(ctx, int64(len(p.records)))
-			s.bytes.Add(ctx, int64(p.recordsSize))
-			return out, nil
+			break
 		}
 		fetch = &sequencerpb.FetchRequest{Stream: key, Start: &sequencerpb.FetchRequest_Seq{Seq: uint64(c.next)}, MaxBytes: pageBytes}
 	}
+	s.records.Add(ctx, int64(len(p.records)))
+	s.bytes.Add(ctx, int64(p.recordsSize))
+	return out, nil
 }
 
 func copied(v *uint64) *uint64 {

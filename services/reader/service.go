@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
@@ -34,6 +36,10 @@ type Service struct {
 	log     *slog.Logger
 	records metric.Int64Counter
 	bytes   metric.Int64Counter
+	refused metric.Int64Counter
+
+	memory        *semaphore.Weighted // bytes being fetched and decoded
+	subscriptions atomic.Int64
 
 	running context.Context // ends when a stop begins
 	stop    context.CancelFunc
@@ -51,11 +57,13 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		cfg: cfg.withDefaults(), names: catalog.NewNames(catalog.New(deps.Index)), router: deps.Router,
 		cache: deps.Cache, objects: deps.Objects, log: deps.Log,
 	}
+	s.memory = semaphore.NewWeighted(s.cfg.MemoryBytes)
 	s.running, s.stop = context.WithCancel(context.Background())
-	var err, err2 error
+	var err, err2, err3 error
 	s.records, err = deps.Meter.Int64Counter("nova.reader.read.records", metric.WithUnit("{record}"), metric.WithDescription("Records returned."))
 	s.bytes, err2 = deps.Meter.Int64Counter("nova.reader.read.bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of headers and bodies returned."))
-	if err := errors.Join(err, err2); err != nil {
+	s.refused, err3 = deps.Meter.Int64Counter("nova.reader.refused", metric.WithUnit("{call}"), metric.WithDescription("Calls refused at a limit."))
+	if err := errors.Join(err, err2, err3); err != nil {
 		return nil, fmt.Errorf("reader: metrics: %w", err)
 	}
 	return s, nil

@@ -2,6 +2,7 @@ package reader
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -15,20 +16,36 @@ import (
 const defaultHeartbeat = 15 * time.Second
 
 // Subscribe catches up from the start position, then follows the tail. It
-// holds one fetch at a time: a slow client slows only itself.
+// holds one message at a time: a slow client slows only itself.
 func (s *Service) Subscribe(req *novapb.SubscribeRequest, srv novapb.ReadService_SubscribeServer) error {
+	defer s.subscriptions.Add(-1)
+	if n := s.subscriptions.Add(1); n > int64(s.cfg.MaxSubscriptions) {
+		return s.over(srv.Context(), "subscriptions", fmt.Sprintf("%d subscriptions are open, the limit", s.cfg.MaxSubscriptions))
+	}
 	return s.whileRunning(srv.Context(), func(ctx context.Context) error { return s.subscribe(ctx, req, srv) })
 }
 
 func (s *Service) subscribe(ctx context.Context, req *novapb.SubscribeRequest, srv novapb.ReadService_SubscribeServer) error {
-	return s.withStream(ctx, req, func(id stream.ID, key *sequencerpb.StreamKey) error {
+	var end error
+	err := s.withStream(ctx, req, func(id stream.ID, key *sequencerpb.StreamKey) error {
 		sub := subscription{svc: s, srv: srv, id: id, key: key, heartbeat: defaultHeartbeat}
 		if ms := req.GetHeartbeatMs(); ms > 0 {
 			sub.heartbeat = time.Duration(ms) * time.Millisecond
 		}
 		sub.cursor.limits = limits{count: copied(req.Count), bytes: copied(req.Bytes), until: req.Until}
-		return sub.run(ctx, sub.first(req))
+		err := sub.run(ctx, sub.first(req))
+		if sub.begun {
+			// From the first message on, the subscription is of this stream: it does
+			// not go on with another that got the name.
+			end = err
+			return nil
+		}
+		return err
 	})
+	if err == nil {
+		err = end
+	}
+	return err
 }
 
 type subscription struct {
@@ -39,11 +56,12 @@ type subscription struct {
 	id        stream.ID
 	key       *sequencerpb.StreamKey
 	heartbeat time.Duration
+	begun     bool // a message was sent
 }
 
 // first is the fetch that resolves the start position.
 func (sub *subscription) first(req *novapb.SubscribeRequest) *sequencerpb.FetchRequest {
-	fetch := &sequencerpb.FetchRequest{Stream: sub.key, Clamp: req.GetClamp(), MaxBytes: pageBytes}
+	fetch := &sequencerpb.FetchRequest{Stream: sub.key, Clamp: req.GetClamp(), MaxBytes: messageBytes}
 	switch at := req.GetStart().(type) {
 	case *novapb.SubscribeRequest_Seq:
 		fetch.Start = &sequencerpb.FetchRequest_Seq{Seq: at.Seq}
@@ -58,7 +76,7 @@ func (sub *subscription) first(req *novapb.SubscribeRequest) *sequencerpb.FetchR
 }
 
 func (sub *subscription) run(ctx context.Context, fetch *sequencerpb.FetchRequest) error {
-	f, err := sub.svc.fetch(ctx, sub.id, fetch)
+	f, err := sub.fetch(ctx, fetch)
 	if err != nil {
 		return err
 	}
@@ -73,10 +91,11 @@ func (sub *subscription) run(ctx context.Context, fetch *sequencerpb.FetchReques
 			if sub.done || sub.exhausted() || f.state.GetSealed() && uint64(sub.next) == f.state.GetTail() {
 				return nil
 			}
+			f = fetched{} // it is not held while the next is awaited
 		}
-		f, err = sub.svc.fetch(ctx, sub.id, &sequencerpb.FetchRequest{
+		f, err = sub.fetch(ctx, &sequencerpb.FetchRequest{
 			Stream: sub.key, Start: &sequencerpb.FetchRequest_Seq{Seq: uint64(sub.next)},
-			MaxBytes: pageBytes, WaitMs: uint32(sub.heartbeat / time.Millisecond),
+			MaxBytes: messageBytes, WaitMs: uint32(sub.heartbeat / time.Millisecond),
 		})
 		if err == nil {
 			continue
@@ -90,18 +109,30 @@ func (sub *subscription) run(ctx context.Context, fetch *sequencerpb.FetchReques
 		}
 		select {
 		case <-ctx.Done():
-			return reason.New(reason.Code(ctx.Err()), "", "subscribe: "+ctx.Err().Error())
+			return ended(ctx, "subscribe")
 		case <-time.After(retryDelay):
 		}
 	}
+}
+
+// fetch gets what about one message needs. The memory is given back before the
+// message is sent: a client that does not take it must not hold up others.
+func (sub *subscription) fetch(ctx context.Context, req *sequencerpb.FetchRequest) (fetched, error) {
+	memory := sub.svc.share(messageBytes)
+	defer memory.release()
+	return sub.svc.fetch(ctx, sub.id, req, memory, messageBytes)
 }
 
 // send sends what was fetched, in messages of bounded size, or a heartbeat.
 func (sub *subscription) send(ctx context.Context, f fetched) error {
 	for {
 		var p page
-		full := sub.fill(&p, f.chunks, messageBytes)
-		err := sub.srv.Send(&novapb.SubscribeResponse{
+		full, err := sub.fill(&p, f.chunks, messageBytes)
+		if err != nil {
+			return sub.svc.misfit(ctx, sub.id, err)
+		}
+		sub.begun = true
+		err = sub.srv.Send(&novapb.SubscribeResponse{
 			Records: p.records, NextSeq: uint64(sub.next), Tail: f.state.GetTail(), StreamId: sub.id.String(),
 			HashBefore: uint64(p.before), HashAfter: uint64(p.after),
 		})

@@ -107,7 +107,7 @@ func (s *Service) verifyPiece(ctx context.Context, id stream.ID, p *sequencerpb.
 	if err != nil {
 		return err
 	}
-	d, err := s.stored(ctx, id, p, func() ([]byte, error) { return s.direct(ctx, object, at) })
+	d, err := stored(id, p, func() ([]byte, error) { return s.direct(ctx, object, at) })
 	where := fmt.Sprintf("%s bytes %d..%d", object, at.GetOffset(), at.GetOffset()+at.GetLength())
 	switch {
 	case reason.Is(err, reason.ObjectNotFound):

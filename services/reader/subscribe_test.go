@@ -1,0 +1,409 @@
+package reader
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nova-stream/nova/libs/chain"
+	"github.com/nova-stream/nova/libs/objectstore/fault"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/proto/gen/nova/reader/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// follower is a client's side of a subscription. Nothing is sent that it does
+// not take.
+type follower struct {
+	novapb.ReadService_SubscribeServer
+	w    *world
+	ctx  context.Context
+	got  chan *novapb.SubscribeResponse
+	end  chan error
+	next uint64
+	hash uint64
+	any  bool // records were received
+}
+
+func (f *follower) Context() context.Context { return f.ctx }
+
+func (f *follower) Send(m *novapb.SubscribeResponse) error {
+	select {
+	case f.got <- m:
+		return nil
+	case <-f.ctx.Done():
+		return reason.New(reason.Code(f.ctx.Err()), "", "gone")
+	}
+}
+
+func (w *world) subscribe(req *novapb.SubscribeRequest, next uint64) *follower {
+	req.Bucket, req.Stream = "b", "s"
+	ctx, cancel := context.WithTimeout(w.t.Context(), limit)
+	f := &follower{w: w, ctx: ctx, got: make(chan *novapb.SubscribeResponse), end: make(chan error, 1), next: next}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.end <- w.svc.Subscribe(req, f)
+	}()
+	w.t.Cleanup(func() { cancel(); <-done })
+	return f
+}
+
+// receive takes one message and checks that it follows.
+func (f *follower) receive() (*novapb.SubscribeResponse, error) {
+	select {
+	case m := <-f.got:
+		n := proto.Size(m)
+		if len(m.GetRecords()) > 1 && n > 1<<20+1000 {
+			return m, fmt.Errorf("a message of %d bytes", n)
+		}
+		for i, r := range m.GetRecords() {
+			if r.GetSeq() != f.next+uint64(i) {
+				return m, fmt.Errorf("record %d where %d is due", r.GetSeq(), f.next+uint64(i))
+			}
+		}
+		f.next += uint64(len(m.GetRecords()))
+		if m.GetNextSeq() != f.next {
+			return m, fmt.Errorf("next is %d, not %d", m.GetNextSeq(), f.next)
+		}
+		if len(m.GetRecords()) > 0 {
+			if f.any && m.GetHashBefore() != f.hash {
+				return m, fmt.Errorf("hash %016x does not continue %016x", m.GetHashBefore(), f.hash)
+			}
+			f.hash, f.any = m.GetHashAfter(), true
+		}
+		return m, nil
+	case err := <-f.end:
+		f.end <- err
+		if err == nil {
+			err = errEnd
+		}
+		return nil, err
+	}
+}
+
+var errEnd = fmt.Errorf("the subscription ended in order")
+
+// upTo receives until the next number is n.
+func (f *follower) upTo(n uint64) {
+	f.w.t.Helper()
+	for f.next < n {
+		if _, err := f.receive(); err != nil {
+			f.w.t.Fatalf("at %d: %v", f.next, err)
+		}
+	}
+}
+
+// fails receives until the subscription ends, and returns how.
+func (f *follower) fails() error {
+	for {
+		if _, err := f.receive(); err != nil {
+			return err
+		}
+	}
+}
+
+func TestSubscriptionCatchesUpThenFollows(t *testing.T) {
+	for _, window := range []bool{true, false} {
+		w, s := tenRecords(t, Config{})
+		w.window = window
+		f := w.subscribe(&novapb.SubscribeRequest{}, 0)
+		f.upTo(10)
+		for n := range 20 {
+			w.chunk(s, numbered(10+2*n, 2)...)
+			f.upTo(uint64(12 + 2*n))
+		}
+		if f.hash != uint64(s.hash) {
+			t.Errorf("hash %016x, the leader says %016x", f.hash, s.hash)
+		}
+		w.change(s, func() { s.sealed = true })
+		if err := f.fails(); err != errEnd {
+			t.Errorf("the end of a sealed stream: %v", err)
+		}
+	}
+}
+
+func TestSubscriptionStartsAndLimits(t *testing.T) {
+	w, s := tenRecords(t, Config{})
+	w.change(s, func() { s.trim = 2 })
+	size := uint64(len("record 0"))
+	for _, c := range []struct {
+		name     string
+		req      *novapb.SubscribeRequest
+		from, to uint64
+	}{
+		{"first retained", &novapb.SubscribeRequest{Count: ptr(uint64(3))}, 2, 5},
+		{"number", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Seq{Seq: 4}, Count: ptr(uint64(6))}, 4, 10},
+		{"clamp", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Seq{Seq: 0}, Clamp: true, Count: ptr(uint64(1))}, 2, 3},
+		{"time", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Timestamp{Timestamp: 1051}, Count: ptr(uint64(2))}, 5, 7},
+		{"last", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_TailOffset{TailOffset: 2}, Count: ptr(uint64(2))}, 8, 10},
+		{"bytes", &novapb.SubscribeRequest{Bytes: ptr(2 * size)}, 2, 4},
+		{"bytes 0", &novapb.SubscribeRequest{Bytes: ptr(uint64(0))}, 2, 2},
+		{"until", &novapb.SubscribeRequest{Until: ptr(int64(1050))}, 2, 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := w.subscribe(c.req, c.from)
+			if err := f.fails(); err != errEnd || f.next != c.to {
+				t.Errorf("ended at %d, want %d: %v", f.next, c.to, err)
+			}
+		})
+	}
+	want(t, w.subscribe(&novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Seq{Seq: 1}}, 1).fails(), codes.OutOfRange, reason.Trimmed)
+	want(t, w.subscribe(&novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Seq{Seq: 11}}, 11).fails(), codes.OutOfRange, reason.BeyondTail)
+
+	// A time to come: records before it are passed over when they come.
+	f := w.subscribe(&novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Timestamp{Timestamp: s.time + 30}, Count: ptr(uint64(2))}, 10)
+	if m, err := f.receive(); err != nil || len(m.GetRecords()) != 0 {
+		t.Fatalf("%v, %v", m, err)
+	}
+	f.next = 12
+	w.chunk(s, numbered(10, 4)...)
+	if err := f.fails(); err != errEnd || f.next != 14 {
+		t.Errorf("ended at %d: %v", f.next, err)
+	}
+}
+
+func TestHeartbeats(t *testing.T) {
+	w, s := tenRecords(t, Config{})
+	f := w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 100}, 0)
+	f.upTo(10)
+	for range 3 {
+		if m, err := f.receive(); err != nil || len(m.GetRecords()) != 0 || m.GetTail() != 10 || m.GetHashAfter() != 0 || m.GetStreamId() != s.id.String() {
+			t.Fatalf("%v, %v", m, err)
+		}
+	}
+	w.chunk(s, numbered(10, 1)...)
+	f.upTo(11)
+}
+
+// A subscription that broke goes on at next_seq by id: nothing is missing or
+// doubled, and the content hashes join.
+func TestSubscriptionResumes(t *testing.T) {
+	w, s := tenRecords(t, Config{})
+	first := w.subscribe(&novapb.SubscribeRequest{Count: ptr(uint64(4))}, 0)
+	if err := first.fails(); err != errEnd {
+		t.Fatal(err)
+	}
+	second := w.subscribe(&novapb.SubscribeRequest{StreamId: s.id.String(), Start: &novapb.SubscribeRequest_Seq{Seq: first.next}}, first.next)
+	second.hash, second.any = first.hash, true
+	second.upTo(10)
+}
+
+// C17: a client that does not read holds one message and the chunk it comes
+// from, not what follows, and no part of what others need.
+func TestSlowSubscriberHoldsLittle(t *testing.T) {
+	w := newWorld(t, Config{MemoryBytes: 4 << 20})
+	s := w.create("s")
+	const n = 30
+	for range n {
+		w.chunk(s, strings.Repeat("y", 1<<20))
+	}
+	slow := make([]*follower, 10) // together they would need more than there is
+	for i := range slow {
+		slow[i] = w.subscribe(&novapb.SubscribeRequest{}, 0)
+		slow[i].upTo(1)
+	}
+	// All of them are stuck at the next message; nothing is reserved meanwhile.
+	eventually(t, "room", func() bool {
+		if !w.svc.memory.TryAcquire(4 << 20) {
+			return false
+		}
+		w.svc.memory.Release(4 << 20)
+		return true
+	})
+	w.mu.Lock()
+	fetched, asked := w.cached, len(w.fetches)
+	w.mu.Unlock()
+	if most := len(slow) * (2 + w.svc.cfg.FetchAhead) * 2; fetched > most {
+		t.Errorf("%d chunks of 1 MiB fetched for %d messages taken (%d fetches)", fetched, len(slow), asked)
+	}
+	if res, err := w.read(&novapb.ReadRequest{Start: atSeq(20)}); err != nil || len(res.GetRecords()) == 0 {
+		t.Errorf("a read beside them: %v", err)
+	}
+	for _, f := range slow {
+		f.upTo(n)
+	}
+}
+
+func TestSubscriptionsAreLimited(t *testing.T) {
+	w, _ := tenRecords(t, Config{MaxSubscriptions: 2})
+	var open []*follower
+	for range 2 {
+		open = append(open, w.subscribe(&novapb.SubscribeRequest{}, 0))
+		open[len(open)-1].upTo(10)
+	}
+	want(t, w.subscribe(&novapb.SubscribeRequest{}, 0).fails(), codes.ResourceExhausted, reason.OverBudget)
+	// One that leaves makes room.
+	w.svc.subscriptions.Add(-1)
+	w.subscribe(&novapb.SubscribeRequest{}, 0).upTo(10)
+	w.svc.subscriptions.Add(1)
+}
+
+// At the limit a read waits, then it is refused with a hint (I8); who waits at
+// the tail holds nothing.
+func TestMemoryForReadsIsLimited(t *testing.T) {
+	w, _ := tenRecords(t, Config{MemoryBytes: 1 << 20, Patience: 100 * time.Millisecond})
+	if !w.svc.memory.TryAcquire(1 << 20) {
+		t.Fatal("something is held")
+	}
+	_, err := w.read(&novapb.ReadRequest{})
+	want(t, err, codes.ResourceExhausted, reason.OverBudget)
+	if res := w.mustRead(&novapb.ReadRequest{Start: atSeq(10), WaitMs: 10}, 10, 0); res.GetTail() != 10 {
+		t.Errorf("%v", res)
+	}
+	w.svc.cfg.Patience = limit
+	done := make(chan error, 1)
+	go func() {
+		_, err := w.read(&novapb.ReadRequest{})
+		done <- err
+	}()
+	w.svc.memory.Release(1 << 20)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if !w.svc.memory.TryAcquire(1 << 20) {
+		t.Error("a read kept its part")
+	}
+}
+
+// C10: whoever follows a deleted stream hears so at once, and never gets the
+// records of another that has the name by then.
+func TestSubscriptionOfDeletedStream(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		w, s := tenRecords(t, Config{})
+		f := w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 60000}, 0)
+		f.upTo(10)
+		if again {
+			young := w.create("s")
+			w.chunk(young, numbered(0, 20)...)
+		}
+		w.change(s, func() { s.deleted = true })
+		want(t, f.fails(), codes.NotFound, reason.StreamNotFound)
+		if f.next != 10 {
+			t.Errorf("it went on to %d", f.next)
+		}
+	}
+}
+
+// A leader that moves is waited for, and the subscription goes on where it was;
+// one that does not come back is told.
+func TestSubscriptionWaitsForLeader(t *testing.T) {
+	w, s := tenRecords(t, Config{Patience: limit})
+	f := w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 60000}, 0)
+	f.upTo(10)
+	asked := func() int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.fetches)
+	}
+	before := asked()
+	w.change(s, func() { w.down = reason.New(codes.Unavailable, reason.NoLeader, "moves") })
+	eventually(t, "it asks again", func() bool { return asked() >= before+2 })
+	w.change(s, func() { w.down = nil })
+	w.chunk(s, numbered(10, 3)...)
+	f.upTo(13)
+
+	w, s = tenRecords(t, Config{Patience: 100 * time.Millisecond})
+	f = w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 60000}, 0)
+	f.upTo(10)
+	w.change(s, func() { w.down = reason.New(codes.Unavailable, reason.NoLeader, "gone") })
+	want(t, f.fails(), codes.Unavailable, reason.NoLeader)
+}
+
+// A trim that passes a slow subscription is no gap that it could miss.
+func TestTrimPassesSubscription(t *testing.T) {
+	w, s := tenRecords(t, Config{})
+	w.most = 1
+	f := w.subscribe(&novapb.SubscribeRequest{}, 0)
+	f.upTo(1)
+	w.change(s, func() { s.trim = 9 })
+	err := f.fails()
+	want(t, err, codes.OutOfRange, reason.Trimmed)
+	if first, _ := reason.Number(err, reason.KeyFirstSeq); first != 9 || f.next > 6 {
+		t.Errorf("first is %d, it was at %d", first, f.next)
+	}
+}
+
+func TestSubscriptionMeetsDamage(t *testing.T) {
+	w, s := tenRecords(t, Config{})
+	w.most = 1
+	w.replace(s, 2, func(b []byte) []byte { b[s.pieces[2].GetAt().GetOffset()+70] ^= 4; return b })
+	f := w.subscribe(&novapb.SubscribeRequest{}, 0)
+	err := f.fails()
+	want(t, err, codes.DataLoss, reason.ChecksumMismatch)
+	wantNoNames(t, err, s)
+	if f.next != 3 {
+		t.Errorf("it was at %d, want 3: what is whole comes first", f.next)
+	}
+	if !strings.Contains(w.log.String(), chain.SlotKey(s.chain, 2)) {
+		t.Error("the log does not say where")
+	}
+}
+
+// Between two fetches the history must be the same one: a leader that restarts
+// its count with other records is not followed.
+func TestSubscriptionMeetsAnotherHistory(t *testing.T) {
+	w, s := tenRecords(t, Config{})
+	f := w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 60000}, 0)
+	f.upTo(10)
+	w.mu.Lock()
+	s.hash ^= 1
+	w.mu.Unlock()
+	w.chunk(s, numbered(10, 1)...)
+	want(t, f.fails(), codes.DataLoss, reason.ChecksumMismatch)
+	if f.next != 10 {
+		t.Errorf("it went on to %d", f.next)
+	}
+}
+
+// A stop ends what would not end by itself; another reader goes on.
+func TestStopEndsWhatWaits(t *testing.T) {
+	w, _ := tenRecords(t, Config{})
+	running, stop := context.WithCancel(t.Context())
+	ran := make(chan error, 1)
+	go func() { ran <- w.svc.Run(running) }()
+	f := w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 60000}, 0)
+	f.upTo(10)
+	ends := make(chan error, 2)
+	go func() {
+		_, err := w.read(&novapb.ReadRequest{Start: atSeq(10), WaitMs: 60000})
+		ends <- err
+	}()
+	// Verification is held up by a store that does not answer.
+	hung := make(chan struct{})
+	w.objects.Script(fault.Rule{Op: fault.GetRange, Nth: 1, Hook: func(ctx context.Context, _ fault.Op, _ string) error {
+		close(hung)
+		<-ctx.Done()
+		return ctx.Err()
+	}})
+	go func() {
+		ends <- w.svc.VerifyStream(&readerpb.VerifyStreamRequest{Bucket: "b", Stream: "s"}, &verifyStream{ctx: w.ctx()})
+	}()
+	<-hung
+	eventually(t, "the read waits", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, r := range w.fetches {
+			if r.GetWaitMs() == 60000 && r.GetMaxBytes() == pageBytes {
+				return true
+			}
+		}
+		return false
+	})
+	stop()
+	want(t, f.fails(), codes.Unavailable, reason.NoLeader)
+	for range 2 {
+		want(t, <-ends, codes.Unavailable, reason.NoLeader)
+	}
+	if err := <-ran; err != nil {
+		t.Error(err)
+	}
+	// What ends by itself is still served; what would last is not.
+	w.mustRead(&novapb.ReadRequest{}, 0, 10)
+	want(t, w.subscribe(&novapb.SubscribeRequest{}, 0).fails(), codes.Unavailable, reason.NoLeader)
+}
