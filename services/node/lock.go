@@ -40,7 +40,7 @@ func LockDir(dir string) (*Lock, error) {
 	}
 	// Only for the message above.
 	if err := errors.Join(file.Truncate(0), write(file, fmt.Sprintln(os.Getpid()))); err != nil {
-		return nil, errors.Join(fmt.Errorf("--dir %s: write the lock file: %w", dir, err), file.Close())
+		return nil, errors.Join(fmt.Errorf("--dir %s: cannot write to the directory; free space on its disk, or choose another: %w", dir, err), file.Close())
 	}
 	return &Lock{file}, nil
 }

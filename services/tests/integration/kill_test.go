@@ -3,115 +3,20 @@ package integration
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
 // Rounds of TestKilledUnderLoad; NOVA_KILL_ROUNDS says otherwise, for a soak.
 const defaultKillRounds = 25
-
-// readyLimit is how long a killed node may take to serve again.
-const readyLimit = 10 * time.Second
-
-// program is the real novad, started and killed as a process.
-type program struct {
-	binary, dir string
-	cmd         *exec.Cmd
-	address     string
-	log         *os.File
-	ended       chan struct{}
-}
-
-func buildProgram(t *testing.T, dir string) *program {
-	t.Helper()
-	p := &program{binary: filepath.Join(dir, "novad"), dir: filepath.Join(dir, "data")}
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", p.binary, "github.com/nova-stream/nova/services/cmd/novad").CombinedOutput()
-	if err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	if p.log, err = os.Create(filepath.Join(dir, "log")); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		p.kill()
-		if t.Failed() {
-			if b, err := os.ReadFile(p.log.Name()); err == nil {
-				t.Logf("end of the log:\n%s", b[max(0, len(b)-8<<10):])
-			}
-		}
-		_ = p.log.Close()
-	})
-	return p
-}
-
-var listening = regexp.MustCompile(`grpc=(127\.0\.0\.1:\d+)`)
-
-// start starts the program and returns when its health says SERVING.
-func (p *program) start(t *testing.T) {
-	t.Helper()
-	at, err := p.log.Seek(0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.cmd = exec.Command(p.binary, "--dir", p.dir, "--node-id", "node", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
-	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	p.ended = make(chan struct{})
-	go func() {
-		_ = p.cmd.Wait()
-		close(p.ended)
-	}()
-	eventually(t, readyLimit, func() error {
-		b, err := os.ReadFile(p.log.Name())
-		if err != nil {
-			return err
-		}
-		m := listening.FindSubmatch(b[at:])
-		if m == nil {
-			return errors.New("it does not say where it listens")
-		}
-		p.address = string(m[1])
-		return nil
-	})
-	conn := p.dial(t)
-	defer conn.Close()
-	eventually(t, readyLimit, func() error { return serving(t.Context(), conn) })
-}
-
-func (p *program) dial(t *testing.T) *grpc.ClientConn {
-	t.Helper()
-	conn, err := grpc.NewClient(p.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return conn
-}
-
-// kill is SIGKILL: nothing in the process learns of it.
-func (p *program) kill() {
-	if p.cmd == nil || p.ended == nil {
-		return
-	}
-	_ = p.cmd.Process.Kill()
-	<-p.ended
-}
 
 // producer appends to one stream, resends what was not acknowledged, and
 // remembers every acknowledgement.
@@ -212,7 +117,7 @@ func killRounds(t *testing.T) int {
 // Whatever the moment of the kill: acknowledged records are there, once, byte
 // for byte, where they were acknowledged (I1, I2).
 func TestKilledUnderLoad(t *testing.T) {
-	p := buildProgram(t, t.TempDir())
+	p := newProgram(t)
 	const streams, perStream = 2, 3
 	all := make([][]*producer, streams)
 	for s := range all {

@@ -1,0 +1,92 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A program that cannot start says why and what to do in one line, and ends with
+// code 1 at once.
+func TestProgramCannotStart(t *testing.T) {
+	running := newProgram(t)
+	running.start(t)
+	lines := func(t *testing.T, cmd *exec.Cmd) []string {
+		t.Helper()
+		var out output
+		cmd.Stdout, cmd.Stderr = &out, &out
+		timer := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
+		defer timer.Stop()
+		err := cmd.Run()
+		if code := cmd.ProcessState.ExitCode(); code != 1 {
+			t.Errorf("exit code %d, %v", code, err)
+		}
+		return strings.Split(strings.TrimSpace(string(out.from(0))), "\n")
+	}
+	for _, c := range []struct {
+		name string
+		make func(dir string) error
+		args func(dir string) []string
+		says []string
+	}{
+		{name: "directory in use", args: func(string) []string { return []string{"--dir", running.dir} },
+			says: []string{running.dir, fmt.Sprint("pid ", running.cmd.Process.Pid), "stop that one"}},
+		{name: "directory that cannot be made", args: func(string) []string { return []string{"--dir", "/proc/nova"} },
+			says: []string{"/proc/nova", "choose one that this user may write"}},
+		{name: "file in its place", make: func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
+			says: []string{"DIR", "choose one"}},
+		{name: "file in the place of a folder", make: func(dir string) error {
+			return errors.Join(os.MkdirAll(filepath.Join(dir, "objects"), 0o700), os.WriteFile(filepath.Join(dir, "objects", "tmp"), nil, 0o600))
+		}, says: []string{"DIR/objects/tmp", "choose another"}},
+		{name: "damaged metastore", make: func(dir string) error {
+			return errors.Join(os.MkdirAll(filepath.Join(dir, "metadata"), 0o700),
+				os.WriteFile(filepath.Join(dir, "metadata", "metastore.db"), []byte(strings.Repeat("noise", 1<<14)), 0o600))
+		}, says: []string{"DIR/metadata/metastore.db", "damaged", "copy"}},
+		{name: "port in use", args: func(string) []string { return []string{"--listen", running.address} },
+			says: []string{"--listen " + running.address, "taken", "choose another port"}},
+		{name: "HTTP port in use", args: func(string) []string { return []string{"--http-listen", running.address} },
+			says: []string{"--http-listen " + running.address, "taken"}},
+		{name: "admin port in use", args: func(string) []string { return []string{"--metrics-listen", running.admin} },
+			says: []string{"--metrics-listen " + running.admin, "taken"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newProgram(t)
+			if c.make != nil {
+				if err := c.make(p.dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var args []string
+			if c.args != nil {
+				args = c.args(p.dir)
+			}
+			said := lines(t, p.command(args...))
+			if len(said) != 1 {
+				t.Errorf("%d lines: %q", len(said), said)
+			}
+			for _, want := range c.says {
+				if !strings.Contains(said[0], strings.ReplaceAll(want, "DIR", p.dir)) {
+					t.Errorf("it says %q, not %q", said[0], want)
+				}
+			}
+		})
+	}
+	// A shell sets the limit: the program is to start with it.
+	t.Run("full disk", func(t *testing.T) {
+		p := newProgram(t)
+		for _, room := range []string{"0", "8"} { // of 512 bytes
+			cmd := p.command()
+			cmd.Args = append([]string{"sh", "-c", "ulimit -f " + room + ` && exec "$0" "$@"`, cmd.Path}, cmd.Args[1:]...)
+			cmd.Path, cmd.Err = exec.LookPath("sh")
+			if said := lines(t, cmd); len(said) != 1 || !strings.Contains(said[0], p.dir) || !strings.Contains(said[0], "file too large") {
+				t.Errorf("with room for %s: %q", room, said)
+			}
+		}
+		p.start(t) // nothing half-made is in its way
+	})
+}
