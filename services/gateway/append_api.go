@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/nova-stream/nova/libs/reason"
@@ -17,55 +16,32 @@ func errOtherStream(want string) error {
 	return reason.New(codes.NotFound, reason.StreamNotFound, "the name does not mean stream "+want+" any more")
 }
 
-// toLeader sends one write to the leader of the stream that it names.
-func toLeader[Req target, Res any](ctx context.Context, s *Service, req Req, call func(novapb.AppendServiceClient, context.Context, Req) (Res, error)) (Res, error) {
-	ctx, cancel := s.bounded(ctx)
-	defer cancel()
-	var res Res
-	sent := false
-	err := s.withLeader(ctx, req, func(conn grpc.ClientConnInterface) error {
-		var err error
-		sent = true
-		res, err = call(novapb.NewAppendServiceClient(conn), ctx, req)
-		return err
-	})
-	if err == nil {
-		return res, nil
-	}
-	var none Res
-	if !sent {
-		return none, reason.WithOutcome(err, reason.NotCommitted)
-	}
-	// A failure that says nothing of its outcome came from the way there.
-	return none, reason.WithOutcome(err, reason.Unknown)
-}
-
 // Append stores one batch.
 func (s *Service) Append(ctx context.Context, req *novapb.AppendRequest) (*novapb.AppendResponse, error) {
-	return toLeader(ctx, s, req, func(c novapb.AppendServiceClient, ctx context.Context, req *novapb.AppendRequest) (*novapb.AppendResponse, error) {
-		return c.Append(ctx, req)
-	})
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	return s.leaders.Append(ctx, req)
 }
 
 // Trim makes records below a number invisible.
 func (s *Service) Trim(ctx context.Context, req *novapb.TrimRequest) (*novapb.TrimResponse, error) {
-	return toLeader(ctx, s, req, func(c novapb.AppendServiceClient, ctx context.Context, req *novapb.TrimRequest) (*novapb.TrimResponse, error) {
-		return c.Trim(ctx, req)
-	})
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	return s.leaders.Trim(ctx, req)
 }
 
 // SealStream closes a stream for appends.
 func (s *Service) SealStream(ctx context.Context, req *novapb.SealStreamRequest) (*novapb.SealStreamResponse, error) {
-	return toLeader(ctx, s, req, func(c novapb.AppendServiceClient, ctx context.Context, req *novapb.SealStreamRequest) (*novapb.SealStreamResponse, error) {
-		return c.SealStream(ctx, req)
-	})
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	return s.leaders.SealStream(ctx, req)
 }
 
 // SetFencingToken sets or clears the stream's fencing token.
 func (s *Service) SetFencingToken(ctx context.Context, req *novapb.SetFencingTokenRequest) (*novapb.SetFencingTokenResponse, error) {
-	return toLeader(ctx, s, req, func(c novapb.AppendServiceClient, ctx context.Context, req *novapb.SetFencingTokenRequest) (*novapb.SetFencingTokenResponse, error) {
-		return c.SetFencingToken(ctx, req)
-	})
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	return s.leaders.SetFencingToken(ctx, req)
 }
 
 // AppendSession carries a session to the stream's leader and its answers back.
@@ -82,13 +58,12 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 	if err := validate.Request(first); err != nil {
 		return reason.WithOutcome(err, reason.NotCommitted)
 	}
-	open := first.GetOpen()
-	if open == nil {
+	if first.GetOpen() == nil {
 		return reason.WithOutcome(reason.Field("open", "must be the first message of a session"), reason.NotCommitted)
 	}
 	ctx, cancel := context.WithCancel(srv.Context())
 	defer cancel()
-	up, opened, err := s.openSession(ctx, first, open)
+	up, opened, err := s.openSession(ctx, first)
 	if err != nil {
 		return reason.WithOutcome(s.ended(srv.Context(), err), reason.NotCommitted)
 	}
@@ -129,22 +104,16 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 
 // openSession opens a session at the leader; it lasts as long as ctx, but a
 // stop ends the opening.
-func (s *Service) openSession(ctx context.Context, first *novapb.AppendSessionRequest, open *novapb.AppendSessionOpen) (
+func (s *Service) openSession(ctx context.Context, first *novapb.AppendSessionRequest) (
 	up novapb.AppendService_AppendSessionClient, opened *novapb.AppendSessionResponse, err error,
 ) {
 	call, cancel := context.WithCancel(ctx)
 	keep := context.AfterFunc(s.running, cancel)
-	err = s.withLeader(call, open, func(conn grpc.ClientConnInterface) error {
-		var err error
-		if up, err = novapb.NewAppendServiceClient(conn).AppendSession(call); err != nil {
-			return err
+	if up, err = s.leaders.AppendSession(call); err == nil {
+		if err = up.Send(first); err == nil || errors.Is(err, io.EOF) {
+			opened, err = up.Recv() // also has the reason of a failed Send
 		}
-		if err := up.Send(first); err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		opened, err = up.Recv() // also has the reason of a failed Send
-		return err
-	})
+	}
 	if err == nil && !keep() {
 		err = errStopping() // the stop canceled the call
 	}

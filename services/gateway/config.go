@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/routing"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
@@ -23,10 +24,11 @@ type Config struct {
 
 // Router reaches the sequencer that leads a shard.
 type Router interface {
-	// Do calls f with the leader's connection. Only what was certainly not done
-	// is tried again: a redirect, or a failure marked NOT_COMMITTED.
-	Do(ctx context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) error
-	// DoIdempotent also tries again what may have been done.
+	// Leaders calls the leaders of streams for appends. Only what was certainly
+	// not done is tried again: a redirect, or a failure marked NOT_COMMITTED.
+	Leaders(names routing.Names) grpc.ClientConnInterface
+	// DoIdempotent calls f with the leader's connection; it also tries again what
+	// may have been done.
 	DoIdempotent(ctx context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) error
 }
 

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/catalog"
-	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/reader/v1"
@@ -29,6 +28,7 @@ type Service struct {
 	index    indexpb.IndexServiceClient
 	names    *catalog.Names
 	router   Router
+	leaders  novapb.AppendServiceClient
 	read     novapb.ReadServiceClient
 	verify   readerpb.ReaderServiceClient
 	registry Registry
@@ -57,6 +57,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		read: novapb.NewReadServiceClient(deps.Readers), verify: readerpb.NewReaderServiceClient(deps.Readers),
 		registry: deps.Registry, log: deps.Log,
 	}
+	s.leaders = novapb.NewAppendServiceClient(deps.Router.Leaders(s.names))
 	s.running, s.stop = context.WithCancel(context.Background())
 	return s, nil
 }
@@ -86,29 +87,6 @@ func (s *Service) bounded(ctx context.Context) (context.Context, context.CancelF
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeout(ctx, s.cfg.Patience)
-}
-
-// target is a stream as a request names it.
-type target interface {
-	GetBucket() string
-	GetStream() string
-	GetStreamId() string
-}
-
-// withLeader calls f with the leader of the named stream. A name that turns
-// out to mean a deleted stream is resolved once more.
-func (s *Service) withLeader(ctx context.Context, t target, f func(grpc.ClientConnInterface) error) error {
-	for again := false; ; again = true {
-		named, err := s.names.Resolve(ctx, t.GetBucket(), t.GetStream(), t.GetStreamId(), catalog.ForAppend)
-		if err != nil {
-			return err
-		}
-		err = s.router.Do(ctx, named.Shard, f)
-		if again || !reason.Is(err, reason.StreamNotFound) {
-			return err
-		}
-		s.names.Invalidate(t.GetBucket(), t.GetStream(), named.ID)
-	}
 }
 
 // sequencerOf calls f with the sequencer that leads a shard; f may run again.
