@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -186,25 +187,25 @@ func TestRepeatedBatchJoinsTheFirst(t *testing.T) {
 // Room is taken before numbers are given: what finds none is refused, and the
 // numbers go on without a gap (I1, I8).
 func TestAppendWithoutRoomIsRefused(t *testing.T) {
-	w := newWorld(t)
-	l := w.lead(Config{PoolBytes: 4000, AdmissionTimeout: 20 * time.Millisecond})
-	d := w.stream(nil)
-	body := strings.Repeat("x", 1000)
-	w.writer.script(always(hold))
-	first, second := l.pending(batch(d, body)), l.pending(batch(d, body))
-	_, err := l.Append(t.Context(), batch(d, body))
-	wantRefusal(t, err, reason.OverBudget)
-	if reason.Code(err) != codes.ResourceExhausted {
-		t.Errorf("code %v", reason.Code(err))
-	}
-	w.writer.release()
-	wantAck(t, receive(t, first), 0, 1)
-	wantAck(t, receive(t, second), 1, 2)
-	eventually(t, "there is room again", func() bool {
-		res, err := l.Append(t.Context(), batch(d, "after"))
-		return err == nil && res.GetAck().GetFirstSeq() == 2
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		l := w.lead(Config{PoolBytes: 4000})
+		d := w.stream(nil)
+		body := strings.Repeat("x", 1000)
+		w.writer.script(always(hold))
+		first, second := l.pending(batch(d, body)), l.pending(batch(d, body))
+		_, err := l.Append(t.Context(), batch(d, body))
+		wantRefusal(t, err, reason.OverBudget)
+		if reason.Code(err) != codes.ResourceExhausted {
+			t.Errorf("code %v", reason.Code(err))
+		}
+		w.writer.release()
+		wantAck(t, receive(t, first), 0, 1)
+		wantAck(t, receive(t, second), 1, 2)
+		l.append(batch(d, "after"), 2, 3) // there is room again
+		w.wantStored(d, body, body, "after")
+		l.stop()
 	})
-	w.wantStored(d, body, body, "after")
 }
 
 // The chain-writer's credit holds entries back, not the numbering.

@@ -103,7 +103,7 @@ func TestTwoLeadersNeverAnswerFromMemory(t *testing.T) {
 				t.Fatal("nobody takes over")
 			}
 			time.Sleep(10 * time.Millisecond)
-			if next.shard().held && l.strong() == nil {
+			if next.holds() && l.strong() == nil {
 				t.Fatalf("after %v two leaders answer from memory", time.Since(cut))
 			}
 		}

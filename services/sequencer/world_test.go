@@ -158,6 +158,14 @@ func (l *leader) shard() *shard {
 	}
 }
 
+// holds reports whether the shard's record names this life.
+func (l *leader) holds() bool {
+	sh := l.shard()
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	return sh.held
+}
+
 func (l *leader) epoch() stream.Epoch { return l.shard().currentEpoch() }
 
 // stream makes a stream of the bucket.
