@@ -120,7 +120,7 @@ func (s *Service) openSession(ctx context.Context, first *novapb.AppendSessionRe
 	if err != nil {
 		cancel()
 	}
-	return up, opened, err //nolint:govet // call is canceled with ctx
+	return up, opened, err
 }
 
 // firstOf receives the first message of a session, unless a stop begins before
