@@ -197,7 +197,8 @@ func TestForeignSlotMayHaveMoved(t *testing.T) {
 // returned: a gap, and a chunk of another history (I1, I10).
 func TestChunksMustFollowEachOther(t *testing.T) {
 	for name, breakIt := range map[string]func(w *world, s *led){
-		"a gap": func(_ *world, s *led) { s.pieces = append(s.pieces[:1:1], s.pieces[2:]...) },
+		"the first is missing": func(_ *world, s *led) { s.pieces = s.pieces[1:] },
+		"a gap":                func(_ *world, s *led) { s.pieces = append(s.pieces[:1:1], s.pieces[2:]...) },
 		"another history": func(w *world, s *led) {
 			in := chunk.Input{StreamID: s.id, BaseSeq: 10, HashBefore: s.hash + 1, Batches: []chunk.InputBatch{{Records: []stream.Record{{Seq: 10, Timestamp: 5000, Body: []byte("x")}}}}}
 			w.put(s, in)

@@ -199,7 +199,7 @@ func TestSubscriptionResumes(t *testing.T) {
 func TestSlowSubscriberHoldsLittle(t *testing.T) {
 	w := newWorld(t, Config{MemoryBytes: 4 << 20})
 	s := w.create("s")
-	const n = 30
+	const n = 12
 	for range n {
 		w.chunk(s, strings.Repeat("y", 1<<20))
 	}
@@ -222,7 +222,7 @@ func TestSlowSubscriberHoldsLittle(t *testing.T) {
 	if most := len(slow) * (2 + w.svc.cfg.FetchAhead) * 2; fetched > most {
 		t.Errorf("%d chunks of 1 MiB fetched for %d messages taken (%d fetches)", fetched, len(slow), asked)
 	}
-	if res, err := w.read(&novapb.ReadRequest{Start: atSeq(20)}); err != nil || len(res.GetRecords()) == 0 {
+	if res, err := w.read(&novapb.ReadRequest{Start: atSeq(10)}); err != nil || len(res.GetRecords()) == 0 {
 		t.Errorf("a read beside them: %v", err)
 	}
 	for _, f := range slow {
