@@ -126,7 +126,16 @@ func (c *Constellation) Restart(ctx context.Context, name string) error {
 }
 
 // Kill is SIGKILL: nothing in the process learns of it.
-func (c *Constellation) Kill(name string) error {
+func (c *Constellation) Kill(name string) error { return c.signal(name, syscall.SIGKILL) }
+
+// Freeze lets a process hang: it keeps its connections and answers nothing,
+// until Thaw.
+func (c *Constellation) Freeze(name string) error { return c.signal(name, syscall.SIGSTOP) }
+
+// Thaw lets a process go on.
+func (c *Constellation) Thaw(name string) error { return c.signal(name, syscall.SIGCONT) }
+
+func (c *Constellation) signal(name string, sig syscall.Signal) error {
 	text, err := os.ReadFile(filepath.Join(c.dir, "run", "pids", name+".pid"))
 	if err != nil {
 		return err
@@ -135,19 +144,25 @@ func (c *Constellation) Kill(name string) error {
 	if err != nil {
 		return fmt.Errorf("pid of %s: %w", name, err)
 	}
-	return syscall.Kill(pid, syscall.SIGKILL)
+	return syscall.Kill(pid, sig)
+}
+
+// All are the names of all processes.
+func (c *Constellation) All() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(c.dir, "run", "pids"))
+	var names []string
+	for _, e := range entries {
+		names = append(names, strings.TrimSuffix(e.Name(), ".pid"))
+	}
+	return names, err
 }
 
 // Services are the names of all processes that are Nova's own.
 func (c *Constellation) Services() ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(c.dir, "run", "pids"))
-	var names []string
-	for _, e := range entries {
-		if name := strings.TrimSuffix(e.Name(), ".pid"); !slices.Contains([]string{"oxia", "consul", "s3"}, name) {
-			names = append(names, name)
-		}
-	}
-	return names, err
+	names, err := c.All()
+	return slices.DeleteFunc(names, func(name string) bool {
+		return name == "oxia" || name == "consul" || name == "s3"
+	}), err
 }
 
 func (c *Constellation) readEndpoints() error {

@@ -15,8 +15,9 @@ import (
 	"github.com/nova-stream/nova/services/tests/constellation"
 )
 
-// killPatience is how long a client may wait until it gets on after a kill.
-const killPatience = time.Minute
+// killPatience is how long a client may wait until it gets on after a failure: a
+// connection to what hangs is left after 45 s.
+const killPatience = 2 * time.Minute
 
 // flow appends numbers to a stream, one record each, and follows it, through
 // the SDK.
@@ -72,67 +73,151 @@ func (f *flow) follow() error {
 	}
 }
 
-// moves waits until each flow has stored and followed more than it has now.
-func moves(t *testing.T, flows []*flow, when string) {
+// flows are some that run.
+type flows struct {
+	t      *testing.T
+	k      *constellation.Constellation
+	c      *client
+	sdk    *sdk.Client
+	all    []*flow
+	sent   []uint64
+	enough context.CancelFunc
+	work   sync.WaitGroup
+}
+
+// startFlows starts flows in a bucket of their own, on the shared constellation.
+func startFlows(t *testing.T) *flows {
 	t.Helper()
+	d := splitShape{}.start(t)
+	k := startSplit(t)
+	sdkClient, err := sdk.Dial(d.address(), sdk.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, enough := context.WithCancel(t.Context())
+	f := &flows{t: t, k: k, c: dial(t, d.address()), sdk: sdkClient, sent: make([]uint64, 4), enough: enough}
+	for i := range f.sent {
+		name := fmt.Sprint("s", i)
+		f.c.create(t, name, nil)
+		one := startFlow(t.Context(), sdkClient, name)
+		f.all = append(f.all, one)
+		f.work.Go(func() {
+			n, err := one.send(ctx)
+			if f.sent[i] = n; err != nil && t.Context().Err() == nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		enough()
+		f.work.Wait()
+		for _, one := range f.all {
+			one.sub.Close()
+			one.work.Wait()
+			<-one.session.Done()
+		}
+		_ = sdkClient.Close()
+	})
+	f.move("before")
+	return f
+}
+
+// move waits until each flow has stored and followed more than it has now.
+func (f *flows) move(when string) {
+	f.t.Helper()
 	const more = 10
-	for _, f := range flows {
-		stored, followed := f.session.Progress().Records, f.followed.Load()
-		err := poll(t.Context(), killPatience, func() error {
-			if s, r := f.session.Progress().Records, f.followed.Load(); s < stored+more || r < followed+more {
-				return fmt.Errorf("%s: stored %d, then %d; followed %d, then %d", f.stream, stored, s, followed, r)
+	for _, one := range f.all {
+		stored, followed := one.session.Progress().Records, one.followed.Load()
+		err := poll(f.t.Context(), killPatience, func() error {
+			if s, r := one.session.Progress().Records, one.followed.Load(); s < stored+more || r < followed+more {
+				return fmt.Errorf("%s: stored %d, then %d; followed %d, then %d", one.stream, stored, s, followed, r)
 			}
 			return nil
 		})
 		if err != nil {
-			t.Fatalf("%s, after %v: %v", when, killPatience, err)
+			f.t.Fatalf("%s, after %v: %v", when, killPatience, err)
 		}
 	}
 }
 
-// victim is the process of a service that matters most to a stream.
-func victim(t *testing.T, k *constellation.Constellation, c *client, service, stream string) string {
-	t.Helper()
+// check ends the flows: all that was sent is stored, once, in order, and was
+// followed.
+func (f *flows) check() {
+	f.t.Helper()
+	f.enough()
+	f.work.Wait()
+	for i, one := range f.all {
+		p, err := one.session.Close(within(f.t, killPatience))
+		if err != nil || p.Records != f.sent[i] {
+			f.t.Errorf("%s: %d sent, %d stored, %v", one.stream, f.sent[i], p.Records, err)
+		}
+		got, err := f.c.readAll(f.t.Context(), one.stream, 0)
+		if err != nil || uint64(len(got)) != f.sent[i] {
+			f.t.Fatalf("%s: %d records, want %d, %v", one.stream, len(got), f.sent[i], err)
+		}
+		for n, r := range got {
+			if string(r.GetBody()) != strconv.Itoa(n) {
+				f.t.Fatalf("%s: record %d is %q", one.stream, n, r.GetBody())
+			}
+		}
+		eventually(f.t, killPatience, func() error {
+			if n := one.followed.Load(); n != f.sent[i] {
+				return fmt.Errorf("%s: followed %d of %d", one.stream, n, f.sent[i])
+			}
+			return nil
+		})
+		one.sub.Close()
+		one.work.Wait()
+		if !errors.Is(one.err, context.Canceled) {
+			f.t.Errorf("%s: follower: %v", one.stream, one.err)
+		}
+	}
+	f.c.mustVerify(f.t)
+}
+
+// victim is the process of a service that matters most to the first stream.
+func (f *flows) victim(service string) string {
+	f.t.Helper()
 	if service != "sequencer" && service != "chain-writer" {
 		return service
 	}
-	var name string
-	eventually(t, killPatience, func() error {
-		res, err := c.streams.GetStream(t.Context(), &novapb.GetStreamRequest{Bucket: bucket, Stream: stream})
+	var leader string
+	eventually(f.t, killPatience, func() error {
+		res, err := f.c.streams.GetStream(f.t.Context(), &novapb.GetStreamRequest{Bucket: bucket, Stream: f.all[0].stream})
 		if err != nil {
 			return err
 		}
-		if name = k.Who(res.GetExtent().GetLeader()); name == "" {
+		if leader = f.k.Who(res.GetExtent().GetLeader()); leader == "" {
 			return fmt.Errorf("the leader is %q", res.GetExtent().GetLeader())
 		}
 		return nil
 	})
 	if service == "sequencer" {
-		return name
+		return leader
 	}
-	shards, err := c.admin.ListShards(t.Context(), &novapb.ListShardsRequest{})
+	shards, err := f.c.admin.ListShards(f.t.Context(), &novapb.ListShardsRequest{})
 	if err != nil {
-		t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	writers := map[string]string{} // by chain
 	after := ""
 	for more := true; more; {
-		res, err := c.admin.ListChains(t.Context(), &novapb.ListChainsRequest{StartAfter: after})
+		res, err := f.c.admin.ListChains(f.t.Context(), &novapb.ListChainsRequest{StartAfter: after})
 		if err != nil {
-			t.Fatal(err)
+			f.t.Fatal(err)
 		}
 		for _, ch := range res.GetChains() {
-			writers[ch.GetChainId()], after = k.Who(ch.GetAddress()), ch.GetChainId()
+			writers[ch.GetChainId()], after = f.k.Who(ch.GetAddress()), ch.GetChainId()
 		}
 		more = res.GetHasMore()
 	}
 	// The leader's shards share its chain.
 	for _, s := range shards.GetShards() {
-		if ids := s.GetChainIds(); k.Who(s.GetLeader()) == name && len(ids) > 0 && writers[ids[len(ids)-1]] != "" {
+		if ids := s.GetChainIds(); f.k.Who(s.GetLeader()) == leader && len(ids) > 0 && writers[ids[len(ids)-1]] != "" {
 			return writers[ids[len(ids)-1]]
 		}
 	}
-	t.Fatalf("no chain-writer of %s among %v", name, writers)
+	f.t.Fatalf("no chain-writer of %s among %v", leader, writers)
 	return ""
 }
 
@@ -143,7 +228,6 @@ func TestKilledServices(t *testing.T) {
 	if testing.Short() {
 		return // the long run kills
 	}
-	k := startSplit(t)
 	for _, v := range []struct {
 		service string
 		others  bool // that do its work while it is away
@@ -161,76 +245,74 @@ func TestKilledServices(t *testing.T) {
 		{"s3", false},
 	} {
 		t.Run(v.service, func(t *testing.T) {
-			d := splitShape{}.start(t)
-			c := dial(t, d.address())
-			client, err := sdk.Dial(d.address(), sdk.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer client.Close()
-			var flows []*flow
-			ctx, stop := context.WithCancel(t.Context())
-			defer stop()
-			var sending sync.WaitGroup
-			const streams = 4
-			sent := make([]uint64, streams)
-			for i := range streams {
-				name := fmt.Sprint("s", i)
-				c.create(t, name, nil)
-				f := startFlow(t.Context(), client, name)
-				defer f.sub.Close()
-				flows = append(flows, f)
-				sending.Go(func() {
-					n, err := f.send(ctx)
-					if sent[i] = n; err != nil {
-						t.Errorf("%s: %v", name, err)
-					}
-				})
-			}
-			moves(t, flows, "before the kill")
-			name := victim(t, k, c, v.service, "s0")
-			if err := k.Kill(name); err != nil {
+			f := startFlows(t)
+			name := f.victim(v.service)
+			if err := f.k.Kill(name); err != nil {
 				t.Fatal(err)
 			}
 			began := time.Now()
 			if v.others {
-				moves(t, flows, "without "+name)
+				f.move("without " + name)
 			}
 			gap := time.Since(began)
-			if err := k.Restart(t.Context(), name); err != nil {
+			if err := f.k.Restart(t.Context(), name); err != nil {
 				t.Fatal(err)
 			}
-			moves(t, flows, "with "+name+" again")
-			stop()
-			sending.Wait()
-			for i, f := range flows {
-				p, err := f.session.Close(within(t, killPatience))
-				if err != nil || p.Records != sent[i] {
-					t.Errorf("%s: %d sent, %d stored, %v", f.stream, sent[i], p.Records, err)
-				}
-				got, err := c.readAll(t.Context(), f.stream, 0)
-				if err != nil || uint64(len(got)) != sent[i] {
-					t.Fatalf("%s: %d records, want %d, %v", f.stream, len(got), sent[i], err)
-				}
-				for n, r := range got {
-					if string(r.GetBody()) != strconv.Itoa(n) {
-						t.Fatalf("%s: record %d is %q", f.stream, n, r.GetBody())
-					}
-				}
-				eventually(t, killPatience, func() error {
-					if n := f.followed.Load(); n != sent[i] {
-						return fmt.Errorf("%s: followed %d of %d", f.stream, n, sent[i])
-					}
-					return nil
-				})
-				f.sub.Close()
-				f.work.Wait()
-				if !errors.Is(f.err, context.Canceled) {
-					t.Errorf("%s: follower: %v", f.stream, f.err)
-				}
+			f.move("with " + name + " again")
+			f.check()
+			t.Logf("%s: got on after %v, %d records", name, gap.Round(time.Millisecond), f.sent)
+		})
+	}
+}
+
+// All at once, the servers too.
+func TestEverythingKilled(t *testing.T) {
+	if testing.Short() {
+		return // the long run kills
+	}
+	f := startFlows(t)
+	names, err := f.k.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if err := f.k.Kill(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.k.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.move("after the start")
+	f.check()
+}
+
+// A leader, or a chain-writer, that hangs for longer than its lease and then
+// goes on as if nothing had happened does no harm (I4).
+func TestFrozenServices(t *testing.T) {
+	if testing.Short() {
+		return // the long run freezes
+	}
+	for _, service := range []string{"sequencer", "chain-writer"} {
+		t.Run(service, func(t *testing.T) {
+			f := startFlows(t)
+			name := f.victim(service)
+			if err := f.k.Freeze(name); err != nil {
+				t.Fatal(err)
 			}
-			c.mustVerify(t)
-			t.Logf("%s: got on after %v, %d records", name, gap.Round(time.Millisecond), sent)
+			t.Cleanup(func() { _ = f.k.Thaw(name) })
+			began := time.Now()
+			f.move("while " + name + " hangs")
+			t.Logf("%s: got on after %v", name, time.Since(began).Round(time.Millisecond))
+			if err := f.k.Thaw(name); err != nil {
+				t.Fatal(err)
+			}
+			f.move("when " + name + " goes on")
+			f.check()
+			if service == "sequencer" {
+				// It learns that it was given up, and ends to be started again.
+				eventually(t, killPatience, func() error { return f.k.Restart(t.Context(), name) })
+			}
 		})
 	}
 }
