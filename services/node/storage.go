@@ -69,6 +69,9 @@ func opened[S any, T any](store T, err error) (S, error) {
 // nil, puts something between.
 func (p *Process) OpenMetastore(m *Metastore, wrap func(metastore.Store) metastore.Store) (metastore.Store, error) {
 	store, err := m.open(p.Log)
+	if err != nil && m.Oxia != "" {
+		return nil, fmt.Errorf("--oxia %s: %w", m.Oxia, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -112,6 +115,19 @@ func (o *Objects) Check() error {
 	return o.S3.Validate()
 }
 
+// name is the store as the flags name it.
+func (o *Objects) name() string {
+	switch {
+	case o.S3.Bucket != "" && o.S3.Endpoint != "":
+		return "the object store --s3-bucket " + o.S3.Bucket + " --s3-endpoint " + o.S3.Endpoint
+	case o.S3.Bucket != "":
+		return "the object store --s3-bucket " + o.S3.Bucket
+	case o.Dir != "":
+		return "the object store in --dir " + o.Dir
+	}
+	return "the object store in memory"
+}
+
 func (o *Objects) open(ctx context.Context) (objectstore.Store, error) {
 	switch {
 	case o.Memory:
@@ -135,7 +151,7 @@ func (p *Process) OpenObjects(ctx context.Context, o *Objects, wrap func(objects
 	}
 	p.OnClose(store.Close)
 	if err := probe.Run(ctx, store); err != nil {
-		return nil, fmt.Errorf("the object store cannot be used: %w", err)
+		return nil, fmt.Errorf("%s cannot be used: %w", o.name(), err)
 	}
 	metered, err := meteredobjects.New(store, p.Telemetry.Tracer, p.Telemetry.Meter)
 	if err != nil {
