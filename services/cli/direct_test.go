@@ -27,7 +27,7 @@ func (everyName) ResolveStream(context.Context, *indexpb.ResolveStreamRequest) (
 func TestConsulGoesToTheServices(t *testing.T) {
 	w := begin(t)
 	agent := consultest.Start(t)
-	w.environ = []string{"NOVA_CONSUL=" + agent, "NOVA_ADDR=127.0.0.1:1"}
+	w.environ = []string{"NOVA_CONSUL=" + agent}
 	r := w.run(t, "a\n", "append", "tests/log")
 	if r.code != 1 || !strings.Contains(r.err, "Consul at "+agent+" knows no index and no sequencer of the constellation nova") || strings.Contains(r.err, "rpc error") {
 		t.Errorf("append without services: %+v", r)
@@ -64,7 +64,29 @@ func TestConsulGoesToTheServices(t *testing.T) {
 		t.Errorf("bucket list without a gateway: %+v", r)
 	}
 
-	if r := w.run(t, "", "check-tail", "tests/log", "--token", "0123"); r.code != 2 || !strings.Contains(r.err, "token") {
+	if r := w.run(t, "", "check-tail", "tests/log", "--token", "0123"); r.code != 2 || !strings.Contains(r.err, "--token") {
 		t.Errorf("a token with --consul: %+v", r)
+	}
+}
+
+// The servers' own setting in the environment does not take the client away
+// from the address that it is given; its command line does.
+func TestAddrOrConsul(t *testing.T) {
+	w := begin(t)
+	const nobody = "127.0.0.1:1"
+	w.environ = append(w.environ, "NOVA_CONSUL="+nobody, "NOVA_TOKEN=0123")
+	if got := w.must(t, "", "bucket", "list"); !strings.Contains(got, "tests") {
+		t.Errorf("both in the environment: %q", got)
+	}
+	w.environ = w.environ[:1]
+	if r := w.run(t, "", "bucket", "list", "--consul", nobody); r.code != 1 || !strings.Contains(r.err, "consul "+nobody) {
+		t.Errorf("--consul: %+v", r)
+	}
+	if r := w.run(t, "", "bucket", "list", "--consul", nobody, "--addr", nobody); r.code != 2 {
+		t.Errorf("both on the command line: %+v", r)
+	}
+	w.environ = []string{"NOVA_CONSUL=" + nobody}
+	if got := w.must(t, "", "bucket", "list", "--addr", w.address); !strings.Contains(got, "tests") {
+		t.Errorf("--addr: %q", got)
 	}
 }

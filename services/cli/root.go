@@ -127,16 +127,13 @@ func (a *app) root() *cobra.Command {
 	root.SetVersionTemplate("nova {{.Version}}\n")
 	f := root.PersistentFlags()
 	f.StringVar(&a.addr, "addr", "127.0.0.1:7780", "host:port of a gateway or novad")
-	f.StringVar(&a.consul, "consul", "", "host:port of a Consul agent: go straight to the services that it knows, inside the trust domain, instead of --addr")
+	f.StringVar(&a.consul, "consul", "", "host:port of a Consul agent: go straight to the services that it knows, inside the trust domain, instead of --addr (of the two, what the command line names counts; --addr if both are named elsewhere)")
 	f.StringVar(&a.constellation, "constellation", "nova", "with --consul: name of the deployment")
 	f.StringVar(&a.token, "token", "", "credential, sent as a bearer token")
 	f.BoolVar(&a.tls, "tls", false, "connect with TLS")
 	f.StringVar(&a.ca, "ca", "", "PEM file of the authorities to trust; implies --tls")
 	f.StringVarP(&a.output, "output", "o", "text", "text or json")
 	f.StringVar(&a.configFile, "config", "", "YAML file of flags; unknown keys fail")
-	// Sequencers and readers do not ask for tokens: to send one would promise what
-	// is not so.
-	root.MarkFlagsMutuallyExclusive("consul", "token")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.settings(cmd) }
 	root.AddCommand(a.bucketCommand(), a.streamCommand(), a.appendCommand(), a.readCommand(), a.tailCommand(), a.checkTailCommand(),
 		a.trimCommand(), a.fenceCommand(), a.verifyCommand(), a.fleetCommand(), a.nodeCommand(), a.shardCommand(), a.chainCommand(), a.tokenCommand(), a.printConfigCommand())
@@ -159,6 +156,10 @@ func (a *app) settings(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	straight, gateway := cmd.Flags().Changed("consul"), cmd.Flags().Changed("addr")
+	if straight && gateway {
+		return usagef("--addr and --consul exclude each other")
+	}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if f.Changed || err != nil || notConfigured(f.Name) {
 			return
@@ -173,6 +174,13 @@ func (a *app) settings(cmd *cobra.Command) error {
 			}
 		}
 	})
+	if !straight && cmd.Flags().Changed("addr") {
+		a.consul = "" // it stands there for the servers
+	}
+	if err == nil && a.consul != "" && a.token != "" {
+		// Sequencers and readers ask for none: to send one would promise too much.
+		err = usagef("--token cannot be sent with --consul")
+	}
 	if err == nil && a.output != "text" && a.output != "json" {
 		err = usagef("--output must be text or json, is %q", a.output)
 	}
