@@ -20,9 +20,9 @@ func startAppend(ctx context.Context, bucket, stream string) (context.Context, t
 	if !call.IsRecording() {
 		return ctx, nil
 	}
-	ctx, span := call.TracerProvider().Tracer(scope).Start(ctx, "sequencer.Append",
+	//nolint:spancheck // endAppend ends it.
+	return call.TracerProvider().Tracer(scope).Start(ctx, "sequencer.Append",
 		trace.WithAttributes(telemetry.AttrBucket.String(bucket), telemetry.AttrStream.String(stream)))
-	return ctx, span
 }
 
 func endAppend(span trace.Span, records int, ack *novapb.AppendAck, err error) {
