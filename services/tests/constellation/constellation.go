@@ -51,7 +51,8 @@ func Start(ctx context.Context, flags ...string) (_ *Constellation, err error) {
 		}
 	}()
 	bin := filepath.Join(dir, "bin")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", bin+"/", "./cmd/...")
+	// Flags that change no package: what the test's own build compiled is used.
+	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", bin+"/", "./cmd/...")
 	build.Dir = filepath.Join(root, "services")
 	// The programs as people run them, whatever the tests are built with.
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -11,6 +12,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if dir, err := binaries(); err == nil {
 			_ = os.RemoveAll(dir)
+		}
+		if err := stopSplit(); err != nil {
+			fmt.Fprintln(os.Stderr, "stop the constellation:", err)
 		}
 		os.Exit(code)
 	}))

@@ -15,9 +15,21 @@ const splitLease = 3 * time.Second
 
 // split is the one constellation of separate processes that all tests share,
 // each with a bucket of its own. It is started when first needed.
-var split = sync.OnceValues(func() (*constellation.Constellation, error) {
-	return constellation.Start(context.Background(), "--lease-ttl", splitLease.String())
+var split = sync.OnceValues(func() (c *constellation.Constellation, err error) {
+	c, err = constellation.Start(context.Background(), "--lease-ttl", splitLease.String())
+	started = c
+	return c, err
 })
+
+var started *constellation.Constellation // by split
+
+// stopSplit is for TestMain.
+func stopSplit() error {
+	if started == nil {
+		return nil
+	}
+	return started.Stop()
+}
 
 // splitShape is every service as processes of their own, over real servers.
 type splitShape struct{}
