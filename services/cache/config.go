@@ -21,6 +21,9 @@ type Config struct {
 	Bytes int64
 	// LoadTimeout ends a read of the store, default 30 s.
 	LoadTimeout time.Duration
+	// Loads limits the pages that are being read from the store, default 128.
+	// Those beyond it wait.
+	Loads int64
 }
 
 func (c Config) withDefaults() Config {
@@ -29,6 +32,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.LoadTimeout == 0 {
 		c.LoadTimeout = 30 * time.Second
+	}
+	if c.Loads == 0 {
+		c.Loads = 128
 	}
 	return c
 }

@@ -27,6 +27,7 @@ type Service struct {
 	pages   *otter.Cache[pageKey, page]
 	served  metric.Int64Counter
 	loaded  metric.Int64Counter
+	loads   *loads
 }
 
 type pageKey struct {
@@ -61,7 +62,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cache: %w", err)
 	}
-	s := &Service{cfg: cfg, objects: deps.Objects, log: deps.Log, pages: pages}
+	s := &Service{cfg: cfg, objects: deps.Objects, log: deps.Log, pages: pages, loads: newLoads(cfg.Loads)}
 	if s.served, err = deps.Meter.Int64Counter("nova.cache.served.bytes", metric.WithUnit("By"), metric.WithDescription("Bytes returned to callers.")); err != nil {
 		return nil, fmt.Errorf("cache: %w", err)
 	}
@@ -77,9 +78,11 @@ func (s *Service) Register(r grpc.ServiceRegistrar) { cachepb.RegisterCacheServi
 // Ready returns nil: a cache needs nothing but its store.
 func (s *Service) Ready() error { return nil }
 
-// Run waits for ctx and then stops the cache's own work.
+// Run waits for ctx and then stops the cache's own work: what is being read from
+// the store, whoever waits for it, since nobody is meant to any more.
 func (s *Service) Run(ctx context.Context) error {
 	<-ctx.Done()
+	s.loads.stop()
 	s.pages.StopAllGoroutines()
 	return nil
 }
@@ -108,9 +111,10 @@ func (s *Service) ReadRange(ctx context.Context, req *cachepb.ReadRangeRequest) 
 	}
 	from := start - first*PageBytes
 	if end <= (first+1)*PageBytes {
-		// The usual case: one page, nothing copied.
+		// The usual case: one page, nothing copied, and nothing of it to append to.
+		to := end - first*PageBytes
 		s.served.Add(ctx, end-start)
-		return &cachepb.ReadRangeResponse{Data: p.data[from : end-first*PageBytes], ObjectSize: uint64(p.size)}, nil
+		return &cachepb.ReadRangeResponse{Data: p.data[from:to:to], ObjectSize: uint64(p.size)}, nil
 	}
 	data := make([]byte, 0, end-start)
 	data = append(data, p.data[from:]...)
@@ -121,27 +125,64 @@ func (s *Service) ReadRange(ctx context.Context, req *cachepb.ReadRangeRequest) 
 		}
 		data = append(data, next.data[:min(int64(len(next.data)), end-n*PageBytes)]...)
 	}
+	if int64(len(data)) != end-start {
+		return nil, reason.New(codes.Unavailable, reason.StorageDown, "the object changed while it was read")
+	}
 	s.served.Add(ctx, int64(len(data)))
 	return &cachepb.ReadRangeResponse{Data: data, ObjectSize: uint64(p.size)}, nil
 }
 
-// page returns a page, reading it from the store once however many want it.
+// page returns a page, reading it from the store once however many want it. The
+// reading does not end with the caller that began it, nor that caller's wait
+// only with the reading.
 func (s *Service) page(ctx context.Context, key pageKey) (page, error) {
 	if p, ok := s.pages.GetIfPresent(key); ok {
 		return p, nil
 	}
-	p, err := s.pages.Get(ctx, key, otter.LoaderFunc[pageKey, page](s.load))
-	if err != nil {
-		return page{}, storeError(err)
+	type result struct {
+		page page
+		err  error
 	}
-	return p, nil
+	got := make(chan result, 1)
+	if !s.loads.begin(key.object) {
+		return page{}, errStopping()
+	}
+	loading, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	forget := context.AfterFunc(s.loads.running, cancel)
+	go func() {
+		defer s.loads.work.Done()
+		defer cancel()
+		defer forget()
+		p, err := s.pages.Get(loading, key, otter.LoaderFunc[pageKey, page](s.load))
+		if s.loads.end(key.object) {
+			// The object was deleted meanwhile; the page may have come in since.
+			s.pages.Invalidate(key)
+			p, err = page{}, objectstore.ErrNotFound
+		}
+		got <- result{p, err}
+	}()
+	select {
+	case r := <-got:
+		switch {
+		case r.err == nil:
+			return r.page, nil
+		case s.loads.running.Err() != nil:
+			return page{}, errStopping()
+		}
+		return page{}, storeError(r.err)
+	case <-ctx.Done():
+		return page{}, reason.New(reason.Code(ctx.Err()), "", "read page: "+ctx.Err().Error())
+	}
 }
 
-// load reads one page. Others may wait for it, so it does not end with the
-// caller that began it.
+// load reads one page.
 func (s *Service) load(ctx context.Context, key pageKey) (page, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.LoadTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.LoadTimeout)
 	defer cancel()
+	if err := s.loads.room.Acquire(ctx, 1); err != nil {
+		return page{}, err
+	}
+	defer s.loads.room.Release(1)
 	o, err := s.objects.GetRange(ctx, key.object, objectstore.Range{Offset: key.number * PageBytes, Length: PageBytes})
 	if err != nil {
 		return page{}, err
@@ -153,9 +194,8 @@ func (s *Service) load(ctx context.Context, key pageKey) (page, error) {
 	return page{data: o.Body, size: o.Size}, nil
 }
 
-// DeleteObjects deletes objects from the store, then the pages held of them. A
-// page whose load began before the delete may come in after it; it goes by
-// eviction, and nobody asks for it: only what nothing names is deleted.
+// DeleteObjects deletes objects from the store, then the pages held of them, and
+// those on their way.
 func (s *Service) DeleteObjects(ctx context.Context, req *cachepb.DeleteObjectsRequest) (*cachepb.DeleteObjectsResponse, error) {
 	if n := len(req.GetObjects()); n == 0 || n > 1000 {
 		return nil, reason.Field("objects", fmt.Sprintf("must be 1..1000 keys, are %d", n))
@@ -167,6 +207,9 @@ func (s *Service) DeleteObjects(ctx context.Context, req *cachepb.DeleteObjectsR
 	for _, o := range req.GetObjects() {
 		gone[o] = true
 	}
+	// First those on their way: they go when they come in, before or after what
+	// follows.
+	s.loads.doom(gone)
 	for k := range s.pages.Keys() {
 		if gone[k.object] {
 			s.pages.Invalidate(k)

@@ -3,7 +3,6 @@ package cache
 import (
 	"bytes"
 	"context"
-	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -24,11 +23,23 @@ func start(t *testing.T, objects objectstore.Store, bytes int64) *Service {
 	if err != nil {
 		t.Fatal(err)
 	}
+	run(t, s)
+	return s
+}
+
+// run runs a cache until the test ends, or stop is called.
+func run(t *testing.T, s *Service) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); _ = s.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
-	return s
+	go func() {
+		defer close(done)
+		if err := s.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return stop
 }
 
 func put(t *testing.T, o objectstore.Store, key string, size int) []byte {
@@ -58,25 +69,6 @@ func TestEveryRangeOfAnObjectComesBackAsItIs(t *testing.T) {
 		if !bytes.Equal(res.GetData(), want) || res.GetObjectSize() != uint64(len(body)) {
 			t.Fatalf("%+v: got %d bytes of %d", c, len(res.GetData()), res.GetObjectSize())
 		}
-	}
-}
-
-func TestAHotPageIsReadFromTheStoreOnce(t *testing.T) {
-	faults := fault.New(mem.New())
-	put(t, faults, "chain/a/0", PageBytes)
-	s := start(t, faults, 64<<20)
-	before := faults.Counts()
-	var wg sync.WaitGroup
-	for range 50 {
-		wg.Go(func() {
-			if _, err := s.ReadRange(context.Background(), &cachepb.ReadRangeRequest{Object: "chain/a/0", Offset: 10, Length: 10}); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	if n := faults.Counts()[fault.GetRange].Calls - before[fault.GetRange].Calls; n != 1 {
-		t.Fatalf("%d reads of the store", n)
 	}
 }
 
