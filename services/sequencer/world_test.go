@@ -28,7 +28,16 @@ import (
 	"github.com/nova-stream/nova/services/index" //nolint:depguard // the real rules of the records are part of what is tested
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// The compressor is shared and made at its first use, which must not be in
+	// the bubble of one test.
+	if _, _, err := chunk.Encode(nil, chunk.Input{StreamID: stream.NewID(), Batches: []chunk.InputBatch{
+		{Records: []stream.Record{{Body: make([]byte, 10_000)}}},
+	}}); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // world is what outlives sequencers: the rows, one chain-writer, one stream
 // after another in one bucket. The constellation has one shard.
