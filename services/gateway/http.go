@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -45,6 +46,11 @@ func Handler(conn grpc.ClientConnInterface) http.Handler {
 			allowed[path] = append(allowed[path], http.MethodHead)
 		}
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			for _, name := range []string{"bucket", "stream"} {
+				if v, err := url.PathUnescape(r.PathValue(name)); err == nil {
+					r.SetPathValue(name, v)
+				}
+			}
 			answer, err := h(w, r)
 			if err != nil {
 				writeError(w, err)
@@ -98,17 +104,21 @@ func Handler(conn grpc.ClientConnInterface) http.Handler {
 }
 
 // clean refuses paths that a ServeMux would redirect to another one, such as
-// that of the bucket for a stream named "..".
+// that of the bucket for a stream named "..". It routes on the escaped path: a
+// ServeMux alone takes the name "%2F" for the end of a path.
 func clean(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		segments := strings.Split(strings.TrimPrefix(r.URL.EscapedPath(), "/"), "/")
+		escaped := r.URL.EscapedPath()
+		segments := strings.Split(strings.TrimPrefix(escaped, "/"), "/")
 		for i, s := range segments {
 			if s == "." || s == ".." || s == "" && i < len(segments)-1 {
 				writeError(w, reason.Field("path", `must not hold "", "." or ".." between slashes; a name is percent-encoded`))
 				return
 			}
 		}
-		next.ServeHTTP(w, r)
+		inner := r.WithContext(r.Context()) // a copy
+		inner.URL = &url.URL{Path: escaped, RawQuery: r.URL.RawQuery}
+		next.ServeHTTP(w, inner)
 	})
 }
 

@@ -57,7 +57,9 @@ func (a *httpAPI) appendLines(w http.ResponseWriter, r *http.Request) (any, erro
 	defer cancel()
 	session, opened, err := a.openLines(ctx, r)
 	if err != nil {
-		abandonBody(w)
+		if r.ContentLength != 0 {
+			abandonBody(w)
+		}
 		return nil, err
 	}
 	sent := make(chan error, 1)
@@ -68,9 +70,11 @@ func (a *httpAPI) appendLines(w http.ResponseWriter, r *http.Request) (any, erro
 	}()
 	out := linesJSON{ackJSON: ackJSON{FirstSeq: opened.GetTail(), NextSeq: opened.GetTail(), Tail: opened.GetTail(), StreamID: opened.GetStreamId()}}
 	if err := receiveAcks(session, &out); err != nil {
-		cancel() // ends a Send
-		if abandonBody(w) {
-			<-sent
+		select {
+		case <-sent:
+		default:
+			// It ends by itself: the context ends a Send, the deadline a Read.
+			abandonBody(w)
 		}
 		return nil, out.stored(err)
 	}
@@ -80,10 +84,13 @@ func (a *httpAPI) appendLines(w http.ResponseWriter, r *http.Request) (any, erro
 	return out, nil
 }
 
-// abandonBody ends reads of a body that is of no use any more, now and later:
-// the answer must not wait until the client has sent all of it.
-func abandonBody(w http.ResponseWriter) bool {
-	return http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) == nil
+// abandonBody answers now, although the client has not sent all of its body,
+// and gives up the connection after it. Without this the answer would wait for
+// the client, who may wait for the answer. What comes within a second is read
+// and dropped, so that a reset does not overtake the answer.
+func abandonBody(w http.ResponseWriter) {
+	w.Header().Set("Connection", "close")
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Second)) // of a test's recorder, which never waits
 }
 
 func (a *httpAPI) openLines(ctx context.Context, r *http.Request) (novapb.AppendService_AppendSessionClient, *novapb.AppendSessionOpened, error) {
