@@ -58,6 +58,7 @@ type observer struct {
 // methodInfo is what is computed once per method.
 type methodInfo struct {
 	name   string // nova.v1.AppendService/Append
+	span   []trace.SpanStartOption
 	attrs  metric.MeasurementOption
 	byCode [codes.Unauthenticated + 1]metric.MeasurementOption
 }
@@ -104,6 +105,11 @@ func (o *observer) method(service, name string) *methodInfo {
 	}
 	m := &methodInfo{name: service + "/" + name}
 	base := []attribute.KeyValue{attrSystem.String("grpc"), attrMethod.String(m.name)}
+	kind := trace.SpanKindServer
+	if o.side == client {
+		kind = trace.SpanKindClient
+	}
+	m.span = []trace.SpanStartOption{trace.WithSpanKind(kind), trace.WithAttributes(base...)}
 	m.attrs = metric.WithAttributeSet(attribute.NewSet(base...))
 	for c := range m.byCode {
 		m.byCode[c] = metric.WithAttributeSet(attribute.NewSet(append(base[:2:2], attrStatus.String(codes.Code(c).String()))...))
@@ -139,8 +145,7 @@ func (o *observer) ServerReporter(ctx context.Context, m interceptors.CallMeta) 
 	if o.tracer != nil {
 		ctx = propagation.TraceContext{}.Extract(ctx, incoming{ctx})
 		//nolint:spancheck // PostCall ends it.
-		ctx, c.span = o.tracer.Start(ctx, c.method.name, trace.WithSpanKind(trace.SpanKindServer),
-			trace.WithAttributes(attrSystem.String("grpc"), attrMethod.String(c.method.name)))
+		ctx, c.span = o.tracer.Start(ctx, c.method.name, c.method.span...)
 	}
 	ctx = context.WithValue(ctx, callKey{}, c)
 	c.ctx = ctx
@@ -156,8 +161,7 @@ func (o *observer) ClientReporter(ctx context.Context, m interceptors.CallMeta) 
 	c := &call{o: o, method: o.method(m.Service, m.Method)}
 	if o.tracer != nil {
 		//nolint:spancheck // PostCall ends it.
-		ctx, c.span = o.tracer.Start(ctx, c.method.name, trace.WithSpanKind(trace.SpanKindClient),
-			trace.WithAttributes(attrSystem.String("grpc"), attrMethod.String(c.method.name)))
+		ctx, c.span = o.tracer.Start(ctx, c.method.name, c.method.span...)
 		carrier := propagation.MapCarrier{}
 		propagation.TraceContext{}.Inject(ctx, carrier)
 		for k, v := range carrier {
@@ -189,7 +193,7 @@ func (c *call) end(err error, took time.Duration) {
 		c.o.duration.Record(c.ctx, took.Seconds(), c.method.byCode[code])
 	}
 	c.write(err, code, took)
-	if c.span == nil {
+	if c.span == nil || !c.span.IsRecording() {
 		return
 	}
 	c.span.SetAttributes(attrStatus.String(code.String()))
