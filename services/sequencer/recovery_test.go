@@ -3,6 +3,7 @@ package sequencer
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -111,10 +112,12 @@ func TestNothingIsSentBeforeTheBindingIsConfirmed(t *testing.T) {
 	b := l.pending(batch(d, "b"))
 	eventually(t, "it is sent", func() bool { return w.writer.arrivals(epoch) == 2 })
 	w.writer.script(nil)
-	binding, goOn := make(chan struct{}), make(chan struct{})
+	binding, confirm := make(chan struct{}), make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(confirm) })
+	defer goOn()
 	l.rows.Script(fault.Rule{Op: fault.Put, Prefix: "shard/", Nth: 2, Hook: func(context.Context, fault.Op, string) error {
 		close(binding)
-		<-goOn
+		<-confirm
 		return nil
 	}})
 	before := w.writer.total()
@@ -124,7 +127,7 @@ func TestNothingIsSentBeforeTheBindingIsConfirmed(t *testing.T) {
 		t.Errorf("serves %v, %d entries were sent before the binding was confirmed", l.shard().serving.Load(), w.writer.total()-before)
 	}
 	silent(t, "what was not found below the cut", b)
-	close(goOn)
+	goOn()
 	wantAck(t, receive(t, b), 1, 2)
 	w.wantStored(d, "a", "b")
 }
