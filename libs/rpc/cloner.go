@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"sync"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -29,6 +31,9 @@ func (s *sharing) Copy(out, in any) error {
 	to, from := reflect.ValueOf(out), reflect.ValueOf(in)
 	if to.Type() != from.Type() {
 		return fmt.Errorf("rpc: a %T was sent where a %T is expected", in, out)
+	}
+	if from.IsNil() {
+		return status.Errorf(codes.Internal, "rpc: a nil %T was sent", in)
 	}
 	to, from = to.Elem(), from.Elem()
 	fields := s.layout(from.Type())

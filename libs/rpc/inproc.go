@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"strings"
 	"sync"
 
@@ -37,10 +38,10 @@ func (i *Inproc) Server(name string) (*InprocServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &InprocServer{name: name, calls: map[*inprocCall]struct{}{}}
+	s := &InprocServer{name: name, calls: map[*inprocCall]struct{}{}, methods: map[string]unaryMethod{}, chain: chain.unary}
 	s.idle = sync.NewCond(&s.mu)
 	s.channel = (&inprocgrpc.Channel{}).
-		WithCloner(&sharing{}).
+		WithCloner(&s.sharing).
 		WithServerUnaryInterceptor(chainUnary([]grpc.UnaryServerInterceptor{s.countUnary, chain.unary})).
 		WithServerStreamInterceptor(chainStream([]grpc.StreamServerInterceptor{s.countStream, chain.stream}))
 	i.mu.Lock()
@@ -80,6 +81,10 @@ const (
 type InprocServer struct {
 	name    string
 	channel *inprocgrpc.Channel
+	sharing sharing
+	workers workers
+	methods map[string]unaryMethod // by full name; does not change after Start
+	chain   grpc.UnaryServerInterceptor
 
 	mu    sync.Mutex // guards what follows, and every inprocCall
 	state inprocState
@@ -102,6 +107,7 @@ var errStopped = errors.New("the server was stopped")
 // RegisterService adds a service; before Start.
 func (s *InprocServer) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	s.channel.RegisterService(desc, impl)
+	maps.Copy(s.methods, methodsOf(desc, impl))
 }
 
 // Address returns "inproc:" and the name.
@@ -138,6 +144,7 @@ func (s *InprocServer) Stop(ctx context.Context) {
 	for len(s.calls) > 0 {
 		s.idle.Wait()
 	}
+	s.workers.end()
 }
 
 // enter admits a call, or refuses it.
@@ -150,7 +157,12 @@ func (s *InprocServer) enter(ctx context.Context) (context.Context, *inprocCall,
 	}
 	ctx, c.cancel = context.WithCancelCause(ctx)
 	s.calls[c] = struct{}{}
-	return context.WithValue(ctx, inprocCallKey{}, c), c, nil
+	return ctx, c, nil
+}
+
+// marked is a call's context for the channel, which hands it to begin.
+func (c *inprocCall) marked(ctx context.Context) context.Context {
+	return context.WithValue(ctx, inprocCallKey{}, c)
 }
 
 // abandon ends a call whose caller is gone; if its handler runs, that ends it.
@@ -167,13 +179,21 @@ func (s *InprocServer) abandon(c *inprocCall) {
 func (s *InprocServer) begin(ctx context.Context) (*inprocCall, error) {
 	// The handler's own context has no values of the caller's.
 	c, _ := inprocgrpc.ClientContext(ctx).Value(inprocCallKey{}).(*inprocCall)
+	if !s.beginCall(c) {
+		return nil, status.FromContextError(context.Canceled).Err() // abandoned
+	}
+	return c, nil
+}
+
+// beginCall reports whether a call was not abandoned; then leave must follow.
+func (s *InprocServer) beginCall(c *inprocCall) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.calls[c]; !ok {
-		return nil, status.FromContextError(context.Canceled).Err() // abandoned
+		return false
 	}
 	c.running = true
-	return c, nil
+	return true
 }
 
 func (s *InprocServer) leave(c *inprocCall) {
@@ -224,7 +244,11 @@ func (c *inprocConn) Invoke(ctx context.Context, method string, req, reply any, 
 		return err
 	}
 	defer s.abandon(call)
-	return callError(ctx, s.channel.Invoke(ctx, method, req, reply, opts...), false)
+	method = fullName(method)
+	if m, ok := s.methods[method]; ok && plain(opts) {
+		return callError(ctx, s.unary(ctx, call, m, method, req, reply), false)
+	}
+	return callError(ctx, s.channel.Invoke(call.marked(ctx), method, req, reply, opts...), false)
 }
 
 func (c *inprocConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -236,7 +260,7 @@ func (c *inprocConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, metho
 	if err != nil {
 		return nil, err
 	}
-	cs, err := s.channel.NewStream(ctx, desc, method, opts...)
+	cs, err := s.channel.NewStream(call.marked(ctx), desc, method, opts...)
 	if err != nil {
 		s.abandon(call)
 		return nil, callError(ctx, err, false)

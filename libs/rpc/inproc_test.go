@@ -4,10 +4,15 @@ import (
 	"context"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"go.opentelemetry.io/otel/sdk/metric"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/discovery/local"
@@ -88,6 +93,7 @@ func BenchmarkInprocUnary(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	defer s.Stop(context.Background())
 	resp := &novapb.AppendResponse{Ack: &novapb.AppendAck{}}
 	novapb.RegisterAppendServiceServer(s, &service{append: func(context.Context, *novapb.AppendRequest) (*novapb.AppendResponse, error) {
 		return resp, nil
@@ -112,4 +118,89 @@ func BenchmarkInprocUnary(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// A handler sees the caller's deadline and metadata, and nothing else of its
+// context; its own end ends what it derived.
+func TestUnaryContext(t *testing.T) {
+	type key struct{}
+	derived := make(chan context.Context, 1)
+	svc := &service{append: func(ctx context.Context, _ *novapb.AppendRequest) (*novapb.AppendResponse, error) {
+		if ctx.Value(key{}) != nil {
+			t.Error("a value of the caller's came through")
+		}
+		if at, ok := ctx.Deadline(); !ok || time.Until(at) > 10*time.Second {
+			t.Errorf("deadline %v, %v", at, ok)
+		}
+		if got := metadata.ValueFromIncomingContext(ctx, "who"); len(got) != 1 || got[0] != "me" {
+			t.Errorf("metadata %v", got)
+		}
+		// Taken by nobody, and no mistake.
+		if err := grpc.SetHeader(ctx, metadata.Pairs("a", "b")); err != nil {
+			t.Error(err)
+		}
+		derived <- ctx
+		return &novapb.AppendResponse{}, nil
+	}}
+	inShapes(t, svc, nil, func(t *testing.T, s *shape) {
+		ctx := metadata.AppendToOutgoingContext(context.WithValue(within(t), key{}, 1), "who", "me")
+		if _, err := s.append().Append(ctx, &novapb.AppendRequest{Bucket: "b"}); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-(<-derived).Done():
+		case <-time.After(10 * time.Second):
+			t.Error("the handler's context lives on")
+		}
+		// Who asks for headers gets them.
+		var header metadata.MD
+		if _, err := s.append().Append(ctx, &novapb.AppendRequest{Bucket: "b"}, grpc.Header(&header)); err != nil || len(header.Get("a")) != 1 {
+			t.Errorf("headers %v, %v", header, err)
+		}
+		<-derived
+	})
+}
+
+// A caller that gives up goes at once, though the handler does not look at its
+// context; calls side by side do not wait for each other.
+func TestUnaryCallersDoNotWaitForHandlers(t *testing.T) {
+	var release chan struct{}
+	svc := &service{append: func(_ context.Context, r *novapb.AppendRequest) (*novapb.AppendResponse, error) {
+		if r.GetStream() == "stuck" {
+			<-release
+		}
+		return &novapb.AppendResponse{}, nil
+	}}
+	inShapes(t, svc, nil, func(t *testing.T, s *shape) {
+		release = make(chan struct{})
+		defer close(release) // the server waits for its handlers
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+				defer cancel()
+				if _, err := s.append().Append(ctx, &novapb.AppendRequest{Stream: "stuck"}); status.Code(err) != codes.DeadlineExceeded {
+					t.Errorf("got %v", err)
+				}
+			})
+			wg.Go(func() {
+				if _, err := s.append().Append(within(t), &novapb.AppendRequest{}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// An answer that is not there is an error, not a crash.
+func TestNilAnswer(t *testing.T) {
+	svc := &service{append: func(context.Context, *novapb.AppendRequest) (*novapb.AppendResponse, error) { return nil, nil }}
+	inShapes(t, svc, nil, func(t *testing.T, s *shape) {
+		if strings.HasPrefix(s.endpoint.Address(), rpc.Scheme) {
+			if _, err := s.append().Append(within(t), &novapb.AppendRequest{}); status.Code(err) != codes.Internal {
+				t.Errorf("got %v", err)
+			}
+		}
+	})
 }
