@@ -3,6 +3,7 @@ package integration
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -16,6 +17,12 @@ import (
 
 func x(n int) string { return strings.Repeat("x", n) }
 
+// numbered is a name of so many bytes, in few digits.
+func numbered(n, size int) string {
+	digits := strconv.FormatInt(int64(n), 36)
+	return strings.Repeat("0", size-len(digits)) + digits
+}
+
 // no is a field every value of which is good.
 func no(why string) field { return field{free: why} }
 
@@ -24,8 +31,8 @@ var (
 	anySize = no("every number is a size")
 
 	// Names that are unique among the targets.
-	shortBucket = func(n int) any { return fmt.Sprintf("%0*d", validate.MinBucketName, n) }
-	longBucket  = func(n int) any { return fmt.Sprintf("%0*d", validate.MaxBucketName, n) }
+	shortBucket = func(n int) any { return numbered(n, validate.MinBucketName) }
+	longBucket  = func(n int) any { return numbered(n, validate.MaxBucketName) }
 
 	oddBucket = func(n int) any { return fmt.Sprintf("0--%d-a", n) }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -64,37 +65,36 @@ type target struct{ bucket, stream, id string }
 // the limit, and nothing changes; every limit may be reached. A field without a
 // row here fails the test, and so a new one is noticed.
 func TestEveryFieldOfEveryRequest(t *testing.T) {
-	n := newStorage()
-	node := startNode(t, n.config(t))
-	t.Cleanup(func() { stopNode(t, node) })
-	awaitReady(t, node)
-	c := clientOf(connect(t, node.Addr()))
 	methods := publicMethods(t)
 	t.Run("complete", func(t *testing.T) { everyFieldHasARow(t, methods) })
-	w := &fieldWorld{client: c, http: "http://" + node.HTTPAddr()}
-	for name, m := range fieldTable {
-		md := methods[name]
-		if md == nil {
-			continue // told above
-		}
-		for path, f := range m.fields {
-			for _, b := range f.bad {
-				t.Run(fmt.Sprintf("refused/%s/%s/%s", md.Name(), path, b.what), func(t *testing.T) { w.refused(t, md, m, path, b) })
+	// Where the bytes end up makes no difference; who is asked does.
+	onShapes(t, func(t *testing.T, d deployment, c *client) {
+		t.Cleanup(http.DefaultClient.CloseIdleConnections)
+		w := &fieldWorld{client: c, http: "http://" + d.http()}
+		for name, m := range fieldTable {
+			md := methods[name]
+			if md == nil {
+				continue // told above
+			}
+			for path, f := range m.fields {
+				for _, b := range f.bad {
+					t.Run(fmt.Sprintf("refused/%s/%s/%s", md.Name(), path, b.what), func(t *testing.T) { w.refused(t, md, m, path, b) })
+				}
 			}
 		}
-	}
-	for name, m := range fieldTable {
-		md := methods[name]
-		if md == nil {
-			continue
-		}
-		t.Run("accepted/"+string(md.Name()), func(t *testing.T) { w.accepted(t, md, m, "", nil) })
-		for path, f := range m.fields {
-			for i, v := range f.good {
-				t.Run(fmt.Sprintf("accepted/%s/%s/%d", md.Name(), path, i), func(t *testing.T) { w.accepted(t, md, m, path, v) })
+		for name, m := range fieldTable {
+			md := methods[name]
+			if md == nil {
+				continue
+			}
+			t.Run("accepted/"+string(md.Name()), func(t *testing.T) { w.accepted(t, md, m, "", nil) })
+			for path, f := range m.fields {
+				for i, v := range f.good {
+					t.Run(fmt.Sprintf("accepted/%s/%s/%d", md.Name(), path, i), func(t *testing.T) { w.accepted(t, md, m, path, v) })
+				}
 			}
 		}
-	}
+	}, "memory", "split")
 }
 
 // publicMethods are the RPCs of nova.v1 by service and name.
@@ -171,8 +171,10 @@ func withoutIndexes(path string) string { return strings.ReplaceAll(path, "[0]",
 type fieldWorld struct {
 	*client
 	http string
-	made int
 }
+
+// made counts what the rows made: names must differ in a shared constellation.
+var made int
 
 // prepare creates a stream of three records.
 func (w *fieldWorld) prepare(t *testing.T, at target) target {
@@ -194,8 +196,8 @@ func (w *fieldWorld) prepare(t *testing.T, at target) target {
 // refused sends one bad value and looks that nothing changed.
 func (w *fieldWorld) refused(t *testing.T, md protoreflect.MethodDescriptor, m methodFields, path string, b badValue) {
 	ctx := within(t, time.Minute)
-	w.made++
-	at := w.prepare(t, target{bucket: fmt.Sprintf("bad-%d", w.made), stream: "s"})
+	made++
+	at := w.prepare(t, target{bucket: fmt.Sprintf("%s-bad-%d", bucket, made), stream: "s"})
 	before := w.look(ctx, t, at)
 	req := m.base(at, path)
 	setField(t, req.ProtoReflect(), path, b.value)
@@ -261,11 +263,11 @@ func (w *fieldWorld) look(ctx context.Context, t *testing.T, at target) []proto.
 
 // accepted sends a request, with one field at its limit, to a stream of its own.
 func (w *fieldWorld) accepted(t *testing.T, md protoreflect.MethodDescriptor, m methodFields, path string, value any) {
-	w.made++
+	made++
 	if f, ok := value.(func(int) any); ok {
-		value = f(w.made)
+		value = f(made)
 	}
-	at := target{bucket: fmt.Sprintf("good-%d", w.made), stream: "s"}
+	at := target{bucket: fmt.Sprintf("%s-good-%d", bucket, made), stream: "s"}
 	if name, ok := value.(string); ok && name != "" && !m.creates {
 		switch path {
 		case "bucket", "open.bucket":

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -30,6 +31,8 @@ type shape interface {
 type deployment interface {
 	// address is where its public gRPC API is.
 	address() string
+	// http is where its JSON API is.
+	http() string
 	// restart stops it in order and starts it again over the same storage.
 	restart(t *testing.T)
 }
@@ -50,8 +53,13 @@ const quickest = "TestAppendAndReadBack"
 
 // eachShape runs a test once per shape.
 func eachShape(t *testing.T, run func(t *testing.T, d deployment, c *client)) {
+	onShapes(t, run, "memory", "dir", "split")
+}
+
+// onShapes runs a test once per named shape.
+func onShapes(t *testing.T, run func(t *testing.T, d deployment, c *client), names ...string) {
 	for _, s := range shapes {
-		if s.slow && testing.Short() && t.Name() != quickest {
+		if !slices.Contains(names, s.name) || s.slow && testing.Short() && t.Name() != quickest {
 			continue
 		}
 		t.Run(s.name, func(t *testing.T) {
@@ -89,6 +97,8 @@ func startSingle(t *testing.T, launch func(*testing.T) *novad.Node) *single {
 }
 
 func (s *single) address() string { return s.node.Addr() }
+
+func (s *single) http() string { return s.node.HTTPAddr() }
 
 func (s *single) restart(t *testing.T) {
 	t.Helper()

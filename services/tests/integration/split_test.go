@@ -62,6 +62,8 @@ type splitDeployment struct{ *constellation.Constellation }
 
 func (d splitDeployment) address() string { return d.Endpoint("NOVA_ADDR") }
 
+func (d splitDeployment) http() string { return d.Endpoint("NOVA_HTTP_ADDR") }
+
 // restart leaves the servers, where the storage is.
 func (d splitDeployment) restart(t *testing.T) {
 	t.Helper()
