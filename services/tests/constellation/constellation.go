@@ -85,7 +85,7 @@ func (c *Constellation) startGuard() error {
 	if err != nil {
 		return err
 	}
-	defer read.Close()
+	defer func() { _ = read.Close() }() // the guard has its own
 	const script = `read -r _; "$0/down" --dir "$1"; rm -rf "$1"`
 	c.guard = exec.Command("bash", "-c", script, c.scripts, c.dir)
 	c.guard.Stdin = read
