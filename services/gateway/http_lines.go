@@ -62,11 +62,12 @@ func (a *httpAPI) appendLines(w http.ResponseWriter, r *http.Request) (any, erro
 		}
 		return nil, err
 	}
-	sent := make(chan error, 1)
+	var badLine error // once sent is closed
+	sent := make(chan struct{})
 	go func() {
-		err := sendLines(r.Body, session)
+		defer close(sent)
+		badLine = sendLines(r.Body, session)
 		_ = session.CloseSend()
-		sent <- err
 	}()
 	out := linesJSON{ackJSON: ackJSON{FirstSeq: opened.GetTail(), NextSeq: opened.GetTail(), Tail: opened.GetTail(), StreamID: opened.GetStreamId()}}
 	if err := receiveAcks(session, &out); err != nil {
@@ -78,19 +79,19 @@ func (a *httpAPI) appendLines(w http.ResponseWriter, r *http.Request) (any, erro
 		}
 		return nil, out.stored(err)
 	}
-	if err := <-sent; err != nil {
-		return nil, out.stored(err)
+	if <-sent; badLine != nil {
+		return nil, out.stored(badLine)
 	}
 	return out, nil
 }
 
 // abandonBody answers now, although the client has not sent all of its body,
 // and gives up the connection after it. Without this the answer would wait for
-// the client, who may wait for the answer. What comes within a second is read
-// and dropped, so that a reset does not overtake the answer.
+// the client, who may wait for the answer. What comes for some time is read and
+// dropped, so that a reset does not overtake the answer.
 func abandonBody(w http.ResponseWriter) {
 	w.Header().Set("Connection", "close")
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(time.Second)) // of a test's recorder, which never waits
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(5 * time.Second)) // only a test's recorder has none
 }
 
 func (a *httpAPI) openLines(ctx context.Context, r *http.Request) (novapb.AppendService_AppendSessionClient, *novapb.AppendSessionOpened, error) {

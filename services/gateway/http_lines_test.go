@@ -249,17 +249,7 @@ func TestAFailedBatchSaysWhatWasStored(t *testing.T) {
 			return reason.WithOutcome(c.err, reason.NotCommitted)
 		}}
 		w.session = l.serve
-		// One batch for each write that the server sees, two at least.
-		body, feed := io.Pipe()
-		go func() {
-			for range 2 * stream.MaxBatchRecords {
-				if _, err := io.WriteString(feed, "{\"body\":\"a\"}\n"); err != nil {
-					return
-				}
-			}
-			_ = feed.Close()
-		}()
-		a := w.send(t, "POST", recordsPath, linesKind, body)
+		a := w.send(t, "POST", recordsPath, linesKind, strings.NewReader(strings.Repeat("{\"body\":\"a\"}\n", stream.MaxBatchRecords+1)))
 		d := a.refused(t, c.status, codeName(reason.Code(c.err)), c.key, c.value)
 		if d["reason"] != string(reason.Of(c.err)) || d["outcome"] != "NOT_COMMITTED" {
 			t.Errorf("%s", a.body)
