@@ -9,20 +9,61 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nova-stream/nova/libs/metastore"
+	metafault "github.com/nova-stream/nova/libs/metastore/fault"
+	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/libs/objectstore/fault"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
+	"github.com/nova-stream/nova/services/novad"
 )
 
 // chains is where slots are.
 const chains = "chain/"
 
-func withFaults(t *testing.T, s storage) (*faulty, *client) {
+// backing is storage that outlives its nodes.
+type backing interface {
+	config(t *testing.T, args ...string) novad.Config
+}
+
+// directory is the storage of --dir.
+type directory string
+
+func (d directory) config(t *testing.T, args ...string) novad.Config {
+	return nodeConfig(t, append([]string{"--dir", string(d)}, args...)...)
+}
+
+// eachBacking runs a test once per kind of storage.
+func eachBacking(t *testing.T, run func(t *testing.T, b backing)) {
+	t.Run("memory", func(t *testing.T) { run(t, newStorage()) })
+	t.Run("dir", func(t *testing.T) { run(t, directory(t.TempDir())) })
+}
+
+// withFaults starts a node with faults between it and its storage; set changes
+// its configuration.
+func withFaults(t *testing.T, b backing, set ...func(*novad.Config)) (*faulty, *client) {
 	t.Helper()
-	f := s.startFaulty(t, 0, nil)
-	if f.node == nil {
-		t.Fatal("the node did not start")
+	f := &faulty{}
+	cfg := b.config(t)
+	for _, s := range set {
+		s(&cfg)
 	}
+	wrapObjects, wrapMetastore := cfg.WrapObjects, cfg.WrapMetastore
+	cfg.WrapObjects = func(own objectstore.Store) objectstore.Store {
+		if wrapObjects != nil {
+			own = wrapObjects(own)
+		}
+		f.objects = fault.New(own)
+		return f.objects
+	}
+	cfg.WrapMetastore = func(own metastore.Store) metastore.Store {
+		if wrapMetastore != nil {
+			own = wrapMetastore(own)
+		}
+		f.metadata = metafault.New(own)
+		return f.metadata
+	}
+	f.node = startNode(t, cfg)
 	t.Cleanup(func() { stopNode(t, f.node) })
 	awaitReady(t, f.node)
 	return f, dial(t, f.node.Addr())
@@ -34,73 +75,79 @@ func TestPassingFaultsOfObjects(t *testing.T) {
 		"reply lost, then 412": fault.LoseReply, "409": fault.Conflict, "throttled": fault.Throttle, "unavailable": fault.FailBefore,
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newStorage()
-			f, c := withFaults(t, s)
-			c.create(t, "s", nil)
-			var want []string
-			for i := range 20 {
-				rule := f.objects.Script(fault.Rule{Op: fault.Put, Prefix: chains, Nth: 1, Times: 1 + i%2, Do: do})
-				want = append(want, fmt.Sprint(i))
-				c.append(t, uint64(i), "s", want[i])
-				if rule.Acted() == 0 {
-					t.Fatal("the fault did not happen")
+			eachBacking(t, func(t *testing.T, b backing) {
+				f, c := withFaults(t, b)
+				c.create(t, "s", nil)
+				var want []string
+				for i := range 20 {
+					rule := f.objects.Script(fault.Rule{Op: fault.Put, Prefix: chains, Nth: 1, Times: 1 + i%2, Do: do})
+					want = append(want, fmt.Sprint(i))
+					c.append(t, uint64(i), "s", want[i])
+					if rule.Acted() == 0 {
+						t.Fatal("the fault did not happen")
+					}
+					f.objects.Clear()
 				}
-				f.objects.Clear()
-			}
-			c.expect(t, "s", 0, want...)
-			c.mustVerify(t)
+				c.expect(t, "s", 0, want...)
+				c.mustVerify(t)
+			})
 		})
 	}
 }
 
-// A store that never answers: a typed error with outcome UNKNOWN at the
-// deadline, never an ack, and appends go on by themselves when it answers.
+// A caller's deadline holds also when the store never answers: a typed error with
+// outcome UNKNOWN, never an ack, and appends go on by themselves when it answers.
 func TestObjectsHang(t *testing.T) {
 	for name, do := range map[string]fault.Action{"before": fault.Hang, "after": fault.HangAfter} {
 		t.Run(name, func(t *testing.T) {
-			f, c := withFaults(t, newStorage())
-			c.create(t, "s", nil)
-			c.append(t, 0, "s", "a")
-			rule := f.objects.Script(fault.Rule{Op: fault.Put, Prefix: chains, Do: do})
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			began := time.Now()
-			req := request("s", "b")
-			req.ProducerId = "p"
-			err := c.appendErr(ctx, req)
-			if status.Code(err) != codes.DeadlineExceeded || reason.OutcomeOf(err) == reason.NotCommitted || time.Since(began) > 3*time.Second {
-				t.Fatalf("%v after %v, outcome %q", err, time.Since(began), reason.OutcomeOf(err))
-			}
-			if rule.Acted() == 0 {
-				t.Fatal("the fault did not happen")
-			}
-			f.objects.Clear()
-			eventually(t, 60*time.Second, func() error {
-				return c.appendErr(within(t, 5*time.Second), req)
+			eachBacking(t, func(t *testing.T, b backing) {
+				t.Parallel() // they mostly wait
+				f, c := withFaults(t, b)
+				c.create(t, "s", nil)
+				c.append(t, 0, "s", "a")
+				rule := f.objects.Script(fault.Rule{Op: fault.Put, Prefix: chains, Do: do})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				began := time.Now()
+				req := request("s", "b")
+				req.ProducerId = "p"
+				err := c.appendErr(ctx, req)
+				if status.Code(err) != codes.DeadlineExceeded || reason.OutcomeOf(err) == reason.NotCommitted || time.Since(began) > 10*time.Second {
+					t.Fatalf("%v after %v, outcome %q", err, time.Since(began), reason.OutcomeOf(err))
+				}
+				if rule.Acted() == 0 {
+					t.Fatal("the fault did not happen")
+				}
+				f.objects.Clear()
+				eventually(t, 60*time.Second, func() error {
+					return c.appendErr(within(t, 5*time.Second), req)
+				})
+				c.append(t, 2, "s", "c")
+				c.expect(t, "s", 0, "a", "b", "c")
+				c.mustVerify(t)
 			})
-			c.append(t, 2, "s", "c")
-			c.expect(t, "s", 0, "a", "b", "c")
-			c.mustVerify(t)
 		})
 	}
 }
 
 // Open streams take appends without the metastore, as long as the lease holds.
 func TestAppendsFlowWithoutMetastore(t *testing.T) {
-	f, c := withFaults(t, newStorage())
-	c.create(t, "s", nil)
-	c.append(t, 0, "s", "0")
-	c.expect(t, "s", 0, "0") // readers know the name, too
-	f.metadata.SetOutage(true)
-	want := []string{"0"}
-	for i := 1; i < 50; i++ {
-		want = append(want, fmt.Sprint(i))
-		c.append(t, uint64(i), "s", want[i])
-	}
-	c.expect(t, "s", 0, want...)
-	f.metadata.SetOutage(false)
-	c.append(t, 50, "s", "50")
-	c.mustVerify(t)
+	eachBacking(t, func(t *testing.T, b backing) {
+		f, c := withFaults(t, b, func(cfg *novad.Config) { cfg.Sequencer.LeaseTTL = 10 * time.Minute })
+		c.create(t, "s", nil)
+		c.append(t, 0, "s", "0")
+		c.expect(t, "s", 0, "0") // readers know the name, too
+		f.metadata.SetOutage(true)
+		want := []string{"0"}
+		for i := 1; i < 50; i++ {
+			want = append(want, fmt.Sprint(i))
+			c.append(t, uint64(i), "s", want[i])
+		}
+		c.expect(t, "s", 0, want...)
+		f.metadata.SetOutage(false)
+		c.append(t, 50, "s", "50")
+		c.mustVerify(t)
+	})
 }
 
 // Damaged bytes are DATA_LOSS, never data; only their records suffer, and

@@ -1,0 +1,167 @@
+package integration
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// slots are the files of the slots there are, by path.
+func (p *program) slots(t *testing.T) map[string]bool {
+	t.Helper()
+	found := map[string]bool{}
+	err := filepath.WalkDir(filepath.Join(p.dir, "objects", "objects", "chain"), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			found[path] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// slotOf returns the file of the slot that do makes.
+func (p *program) slotOf(t *testing.T, do func()) string {
+	t.Helper()
+	before := p.slots(t)
+	do()
+	var made []string
+	for path := range p.slots(t) {
+		if !before[path] {
+			made = append(made, path)
+		}
+	}
+	if len(made) != 1 {
+		t.Fatalf("%d new slots, want one: %q", len(made), made)
+	}
+	return made[0]
+}
+
+// damage is what a disk does to a file.
+type damage struct {
+	name string
+	do   func(b []byte) []byte
+	// records: those in the file are hit. Else only what is around them, which
+	// nobody needs once the slot is absorbed.
+	records bool
+	// early: the slot is not absorbed when it happens.
+	early bool
+}
+
+var damages = []damage{
+	{name: "bit of the records", do: func(b []byte) []byte { return flipped(b, len(b)/2) }, records: true},
+	{name: "bit of the records, early", do: func(b []byte) []byte { return flipped(b, len(b)/2) }, records: true, early: true},
+	{name: "bit of the start", do: func(b []byte) []byte { return flipped(b, 9) }},
+	{name: "bit of the end", do: func(b []byte) []byte { return flipped(b, len(b)-9) }},
+	{name: "half is gone", do: func(b []byte) []byte { return b[:len(b)/2] }, records: true},
+	{name: "all is gone", do: func([]byte) []byte { return nil }, records: true},
+	{name: "zeros", do: func(b []byte) []byte { return make([]byte, len(b)) }, records: true},
+}
+
+func flipped(b []byte, at int) []byte {
+	b = bytes.Clone(b)
+	b[at] ^= 0x20
+	return b
+}
+
+// verify runs the client's verify over everything; it returns its exit code.
+func (p *program) verify(t *testing.T) (int, string) {
+	t.Helper()
+	nova, err := novaBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(within(t, 2*time.Minute), nova, "--addr", p.address, "verify", "--all")
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), string(out)
+}
+
+// A slot that the disk damages, while the node is up or down: its records are
+// DATA_LOSS, never data and never absent (I10); the caller is told no name of
+// what is inside. Later records of the stream, and all of other streams, are read
+// and appended as ever, and verification finds the damage (I2).
+func TestDamagedOnDisk(t *testing.T) {
+	for _, d := range damages {
+		t.Run(d.name, func(t *testing.T) {
+			t.Parallel()
+			p := newProgram(t)
+			var c *client
+			live := func() {
+				t.Helper()
+				p.kill()
+				p.start(t)
+				c = dial(t, p.address)
+			}
+			live()
+			c.create(t, "hurt", nil)
+			c.create(t, "well", nil)
+			c.append(t, 0, "well", "w")
+			c.append(t, 0, "hurt", "before")
+			const lost = "some bytes that will be damaged in a moment"
+			slot := p.slotOf(t, func() { c.append(t, 1, "hurt", lost) })
+			c.append(t, 2, "hurt", "after")
+			whole, err := os.ReadFile(slot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			write := func(b []byte) {
+				t.Helper()
+				if err := os.WriteFile(slot, b, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// The next life has nothing in memory, and absorbs what this one wrote.
+			if !d.early {
+				live()
+				write(d.do(whole))
+			} else {
+				p.kill()
+				write(d.do(whole))
+				live()
+			}
+			hurt, well := uint64(3), uint64(1)
+			for _, when := range []string{"first", "after a restart"} {
+				res, err := c.reads.Read(within(t, 60*time.Second), &novapb.ReadRequest{Bucket: bucket, Stream: "hurt", Start: &novapb.ReadRequest_Seq{Seq: 1}, Count: ptr(uint64(1))})
+				if d.records {
+					wantErr(t, err, codes.DataLoss, reason.ChecksumMismatch)
+					if said := err.Error(); strings.Contains(said, "chain") || strings.Contains(said, p.dir) || strings.Contains(said, filepath.Base(slot)) {
+						t.Errorf("the caller is told %q", said)
+					}
+				} else if err != nil || string(res.GetRecords()[0].GetBody()) != lost {
+					t.Errorf("%s: %v, %v", when, res, err)
+				}
+				c.append(t, hurt, "hurt", "more")
+				c.append(t, well, "well", "w")
+				hurt++
+				well++
+				c.expect(t, "hurt", 2, append([]string{"after"}, slices.Repeat([]string{"more"}, int(hurt-3))...)...)
+				c.expect(t, "well", 0, slices.Repeat([]string{"w"}, int(well))...)
+				if code, said := p.verify(t); d.records && (code != 1 || !strings.Contains(said, bucket+"/hurt: ")) {
+					t.Errorf("%s: verify ends with code %d and says %s", when, code, said)
+				}
+				live()
+			}
+			write(whole)
+			c.expect(t, "hurt", 0, "before", lost, "after", "more", "more")
+			if code, said := p.verify(t); code != 0 {
+				t.Errorf("mended: verify ends with code %d and says %s", code, said)
+			}
+		})
+	}
+}
