@@ -82,7 +82,7 @@ func appendLinesDir(tb testing.TB, l launcher, input []byte, rounds int) map[str
 	lines := float64(bytes.Count(input, []byte("\n")))
 	return map[string]float64{
 		"x-raw": took.ratio(), "nova-ms": took.nova.milliseconds(.5), "raw-ms": took.raw.milliseconds(.5), "cpu-ms": cpu.milliseconds(.5),
-		"records/s": lines / took.nova.median(), "flights": flights.median(), "flight-KiB": size.median() / flights.median() / 1024, "others-%": m.others.median(),
+		"records/s": lines / took.nova.median(), "flights": flights.median(), "flight-KiB": size.median() / flights.median() / 1024, "others-%": m.othersShare(),
 	}
 }
 
@@ -161,6 +161,6 @@ func appendLinesDev(tb testing.TB, l launcher, input []byte, rounds int) map[str
 	n.stop()
 	return map[string]float64{
 		"records/s": rate.median(), "best-records/s": rate.quantile(1), "cpu-ms": cpu.milliseconds(.5),
-		"records/cpu-s": lines / cpu.median(), "others-%": m.others.median(),
+		"records/cpu-s": lines / cpu.median(), "others-%": m.othersShare(),
 	}
 }

@@ -75,6 +75,15 @@ func (m *machine) end() {
 	}
 }
 
+// othersShare is the median of all periods, in percent; 0 if they were too short
+// to tell.
+func (m *machine) othersShare() float64 {
+	if len(m.others) == 0 {
+		return 0
+	}
+	return m.others.median()
+}
+
 func (m *machine) processors() (busy, total time.Duration) {
 	data, err := os.ReadFile("/proc/stat")
 	if err != nil {

@@ -42,6 +42,7 @@ func heapPerStream(tb testing.TB, streams int) map[string]float64 {
 		openStreams(tb, c, streams)
 		open := liveHeap()
 		n.stop()
+		n = inside{}
 		closeAll(tb, c)
 		left := liveHeap()
 		runtime.KeepAlive(store)

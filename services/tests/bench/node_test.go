@@ -70,17 +70,19 @@ func startNode(tb testing.TB, cfg novad.Config) inside {
 		tb.Fatal(err)
 	}
 	var once sync.Once
-	in := inside{Node: n, stop: func() {
+	in := inside{Node: n}
+	in.stop = func() {
 		once.Do(func() {
 			if err := n.Close(); err != nil {
 				tb.Errorf("stop: %v", err)
 			}
+			n = nil // the cleanup must not keep the node's memory
 		})
-	}}
+	}
 	tb.Cleanup(in.stop)
-	for end := time.Now().Add(time.Minute); n.Ready() != nil; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); in.Ready() != nil; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			tb.Fatal(n.Ready())
+			tb.Fatal(in.Ready())
 		}
 	}
 	return in

@@ -21,8 +21,12 @@ import (
 var programsDir string
 
 // programs builds novad and nova as `make build` does, once, and returns their
-// folder.
+// folder. NOVA_BIN names one with programs that are there already, of another
+// version, say.
 var programs = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv("NOVA_BIN"); dir != "" {
+		return filepath.Abs(dir)
+	}
 	dir, err := os.MkdirTemp("", "nova-bench-")
 	if err != nil {
 		return "", err

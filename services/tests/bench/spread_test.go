@@ -27,7 +27,7 @@ func spread(tb testing.TB, counts []int, records, perSecond, rounds int) map[str
 	create(tb, c)
 	openStreams(tb, c, counts[len(counts)-1])
 	body := random(recordBytes)
-	rates := make([]samples, len(counts))
+	rates, puts, paces := make([]samples, len(counts)), make([]samples, len(counts)), make([]samples, len(counts))
 	for range rounds {
 		for k, streams := range counts {
 			flights.take()
@@ -46,7 +46,10 @@ func spread(tb testing.TB, counts []int, records, perSecond, rounds int) map[str
 				})
 			}
 			wg.Wait()
-			rates[k].add(float64(len(flights.take())) / time.Since(begun).Seconds())
+			took, flown := time.Since(begun).Seconds(), float64(len(flights.take()))
+			rates[k].add(flown / took)
+			puts[k].add(flown)
+			paces[k].add(float64(records) / took)
 		}
 	}
 	n.stop()
@@ -55,6 +58,8 @@ func spread(tb testing.TB, counts []int, records, perSecond, rounds int) map[str
 	for k, streams := range counts {
 		v := rates[k].median()
 		figures[fmt.Sprintf("PUTs/s@%d", streams)] = v
+		figures[fmt.Sprintf("PUTs@%d", streams)] = puts[k].median()
+		figures[fmt.Sprintf("records/s@%d", streams)] = paces[k].median()
 		low, high = min(low, v), max(high, v)
 	}
 	figures["x-highest/lowest"] = high / low

@@ -77,7 +77,7 @@ func throughput(tb testing.TB, store objectstore.Store, sessions, batches, round
 	n.stop()
 	return map[string]float64{
 		"x-raw": rate.ratio(), "nova-MiB/s": rate.nova.median() / (1 << 20), "raw-MiB/s": rate.raw.median() / (1 << 20),
-		"flight-KiB": sizes.median() / 1024, "others-%": m.others.median(),
+		"flight-KiB": sizes.median() / 1024, "others-%": m.othersShare(),
 	}
 }
 
