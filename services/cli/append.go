@@ -325,11 +325,21 @@ func sendAll(ctx context.Context, session *client.Session, most int, inputs <-ch
 
 // progress shows on a terminal how far a session is; call the function to end.
 func (a *app) progress(s *client.Session) func() {
+	started := time.Now()
+	return a.showLine(func() string {
+		p := s.Progress()
+		rate := float64(p.Records) / time.Since(started).Seconds()
+		return fmt.Sprintf("%d records acknowledged, %.0f/s", p.Records, rate)
+	})
+}
+
+// showLine shows on a terminal one line that is renewed, until the function that
+// it returns is called.
+func (a *app) showLine(line func() string) func() {
 	if !a.Terminal {
 		return func() {}
 	}
 	stop, done := make(chan struct{}), make(chan struct{})
-	started := time.Now()
 	go func() {
 		defer close(done)
 		tick := time.NewTicker(progressEvery)
@@ -340,9 +350,7 @@ func (a *app) progress(s *client.Session) func() {
 				fmt.Fprint(a.Err, "\r\033[K")
 				return
 			case <-tick.C:
-				p := s.Progress()
-				rate := float64(p.Records) / time.Since(started).Seconds()
-				fmt.Fprintf(a.Err, "\r\033[K%d records acknowledged, %.0f/s", p.Records, rate)
+				fmt.Fprint(a.Err, "\r\033[K"+line())
 			}
 		}
 	}()

@@ -39,10 +39,11 @@ func throughput(tb testing.TB, store objectstore.Store, sessions, batches, round
 	flights.take()
 	var rate against
 	var sizes samples
+	var cpu against // seconds per byte, clients included
 	m := machine{tb: tb}
 	for range rounds {
 		m.watch(0)
-		begun := time.Now()
+		begun, idle := time.Now(), m.ours()
 		var wg sync.WaitGroup
 		for _, s := range all {
 			wg.Go(func() {
@@ -58,7 +59,7 @@ func throughput(tb testing.TB, store objectstore.Store, sessions, batches, round
 			})
 		}
 		wg.Wait()
-		took := time.Since(begun)
+		took, spent := time.Since(begun), m.ours()-idle
 		flown := flights.take()
 		total := 0
 		for _, n := range flown {
@@ -66,7 +67,10 @@ func throughput(tb testing.TB, store objectstore.Store, sessions, batches, round
 			sizes.add(float64(n))
 		}
 		rate.nova.add(float64(total) / took.Seconds())
+		idle = m.ours()
 		rate.raw.add(float64(total) / raw.putAll(flown).Seconds())
+		cpu.nova.add(spent.Seconds() / float64(total))
+		cpu.raw.add((m.ours() - idle).Seconds() / float64(total))
 		m.end()
 	}
 	for _, s := range all {
@@ -77,6 +81,7 @@ func throughput(tb testing.TB, store objectstore.Store, sessions, batches, round
 	n.stop()
 	return map[string]float64{
 		"x-raw": rate.ratio(), "nova-MiB/s": rate.nova.median() / (1 << 20), "raw-MiB/s": rate.raw.median() / (1 << 20),
+		"cpu-s/GiB": cpu.nova.median() * (1 << 30), "raw-cpu-s/GiB": cpu.raw.median() * (1 << 30), "x-raw-cpu": cpu.ratio(),
 		"flight-KiB": sizes.median() / 1024, "others-%": m.othersShare(),
 	}
 }
