@@ -23,5 +23,6 @@
 // here.
 //
 // A stop is bounded whatever is dead: calls under way by StopTimeout over all
-// services, the registry by leavePatience, and each part bounds its own work.
+// services, the registry by leavePatience, and each part bounds its own work. A
+// part that does not is left behind by Settings.End.
 package node

@@ -77,9 +77,13 @@ func (s *Settings) run(ctx context.Context, service discovery.Service, start fun
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.Close()) }()
 	g := NewGroup(p)
-	defer g.Stop()
+	defer func() {
+		err = errors.Join(err, s.End(func() error {
+			g.Stop()
+			return p.Close()
+		}))
+	}()
 	admin, err := g.OpenAdmin(program)
 	if err != nil {
 		return err

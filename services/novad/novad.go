@@ -194,9 +194,9 @@ func Run(ctx context.Context, cfg Config) error {
 			log.InfoContext(ctx, "ready", "after", time.Since(begun).Round(time.Millisecond))
 		case <-ctx.Done():
 			log.InfoContext(ctx, "stopping")
-			return n.Close()
+			return n.cfg.End(n.Close)
 		case err := <-n.Failed():
-			return errors.Join(err, n.Close())
+			return errors.Join(err, n.cfg.End(n.Close))
 		}
 	}
 }
