@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -294,33 +295,42 @@ func TestContext(t *testing.T) {
 }
 
 func TestCallerCancels(t *testing.T) {
-	ended := make(chan error, 1)
+	var entered atomic.Int64
+	unary, started, session := make(chan error, 100), make(chan struct{}, 1), make(chan error, 1)
 	svc := &service{
 		append: func(ctx context.Context, _ *novapb.AppendRequest) (*novapb.AppendResponse, error) {
+			entered.Add(1)
 			<-ctx.Done()
-			ended <- ctx.Err()
+			unary <- ctx.Err()
 			return nil, ctx.Err()
 		},
 		session: func(srv novapb.AppendService_AppendSessionServer) error {
+			started <- struct{}{}
 			_, err := srv.Recv()
-			ended <- err
+			session <- err
 			return err
 		},
 	}
 	inShapes(t, svc, nil, func(t *testing.T, s *shape) {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-		defer cancel()
-		if _, err := s.append().Append(ctx, &novapb.AppendRequest{}); status.Code(err) != codes.DeadlineExceeded {
-			t.Errorf("unary: %v", err)
+		entered.Store(0)
+		// On a busy machine the deadline may be over before the call is there.
+		for limit := 20 * time.Millisecond; entered.Load() == 0 && limit < time.Minute; limit *= 2 {
+			ctx, cancel := context.WithTimeout(context.Background(), limit)
+			if _, err := s.append().Append(ctx, &novapb.AppendRequest{}); status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("unary: %v", err)
+			}
+			cancel()
 		}
-		if err := <-ended; err == nil {
+		if err := receive(t, unary); err == nil {
 			t.Error("unary: the handler's context did not end")
 		}
-		ctx, cancel = context.WithCancel(context.Background())
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
 		ss, err := s.append().AppendSession(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
+		receive(t, started)
 		cancel()
 		if _, err := ss.Recv(); status.Code(err) != codes.Canceled {
 			t.Errorf("stream: the caller got %v", err)
@@ -328,10 +338,21 @@ func TestCallerCancels(t *testing.T) {
 		if err := ss.Send(&novapb.AppendSessionRequest{}); !errors.Is(err, io.EOF) {
 			t.Errorf("send after the end: %v, want EOF", err)
 		}
-		if err := <-ended; status.Code(err) != codes.Canceled {
+		if err := receive(t, session); status.Code(err) != codes.Canceled {
 			t.Errorf("stream: the handler got %v", err)
 		}
 	})
+}
+
+// receive returns what comes from a channel, within the time of a test.
+func receive[T any](t *testing.T, from <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-from:
+	case <-time.After(time.Minute):
+		t.Fatal("nothing came")
+	}
+	return v
 }
 
 // A handler that reads nothing stops its caller after a bounded number of messages.
