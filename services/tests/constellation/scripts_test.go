@@ -207,7 +207,7 @@ func TestUpNamesWhatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer port.Close()
-	l.says(t, "oxia ended: another process listens on its port", 1, "up")
+	l.says(t, "oxia cannot start: another process listens at", 1, "up")
 	if left := l.pids(t); len(left) > 0 {
 		t.Errorf("left %v", left)
 	}
