@@ -278,6 +278,9 @@ type inprocClientStream struct {
 
 // SendMsg returns io.EOF once the stream has ended; RecvMsg says why.
 func (s *inprocClientStream) SendMsg(m any) error {
+	if s.ctx.Err() != nil {
+		return io.EOF // the channel could deliver it before it looks
+	}
 	err := s.ClientStream.SendMsg(m)
 	if err != nil && s.ctx.Err() != nil {
 		return io.EOF
