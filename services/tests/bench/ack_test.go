@@ -57,7 +57,7 @@ func ack(tb testing.TB, store objectstore.Store, times int) map[string]float64 {
 	}
 	n.stop()
 	return map[string]float64{
-		"x-raw-p50": took.quantiles(.5), "x-raw-p99": took.quantiles(.99), "nova-p50-ms": took.nova.milliseconds(.5), "raw-p50-ms": took.raw.milliseconds(.5),
+		"x-raw-p10": took.quantiles(.1), "x-raw-p50": took.quantiles(.5), "x-raw-p99": took.quantiles(.99), "nova-p50-ms": took.nova.milliseconds(.5), "raw-p50-ms": took.raw.milliseconds(.5),
 		"nova-p99-ms": took.nova.milliseconds(.99), "raw-p99-ms": took.raw.milliseconds(.99),
 		"added-ms": took.nova.milliseconds(.5) - took.raw.milliseconds(.5), "others-%": m.othersShare(),
 	}
@@ -155,6 +155,6 @@ func delivery(tb testing.TB, store objectstore.Store, times int) map[string]floa
 	}
 	n.stop()
 	return map[string]float64{
-		"x-ack-p50": took.quantiles(.5), "x-ack-p99": took.quantiles(.99), "delivery-p50-ms": took.nova.milliseconds(.5), "ack-p50-ms": took.raw.milliseconds(.5),
+		"x-ack-p10": took.quantiles(.1), "x-ack-p50": took.quantiles(.5), "x-ack-p99": took.quantiles(.99), "delivery-p50-ms": took.nova.milliseconds(.5), "ack-p50-ms": took.raw.milliseconds(.5),
 	}
 }

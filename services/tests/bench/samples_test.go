@@ -37,6 +37,9 @@ func (a *against) ratio() float64 {
 	return r.median()
 }
 
+// best is the ratio of both sides' fastest rounds, the least disturbed ones.
+func (a *against) best() float64 { return a.nova.quantile(0) / a.raw.quantile(0) }
+
 // quantiles is the ratio of the same quantile of both sides.
 func (a *against) quantiles(q float64) float64 { return a.nova.quantile(q) / a.raw.quantile(q) }
 
