@@ -138,23 +138,20 @@ func TestAPageOfADeletedObjectDoesNotComeIn(t *testing.T) {
 	put(t, store, object, PageBytes)
 	put(t, store, "chain/a/1", PageBytes)
 	s := start(t, store, 64<<20)
-	ends := make(chan error, 2)
+	var reads sync.WaitGroup
 	for _, o := range []string{object, "chain/a/1"} {
-		go func() {
-			_, err := read(t.Context(), s, o)
-			if o != object && err != nil {
+		reads.Go(func() {
+			if _, err := read(t.Context(), s, o); o != object && err != nil {
 				t.Errorf("another object: %v", err)
 			}
-			ends <- err
-		}()
+		})
 	}
 	eventually(t, "both are read", func() bool { return store.calls.Load() == 2 })
 	if _, err := s.DeleteObjects(t.Context(), &cachepb.DeleteObjectsRequest{Objects: []string{object}}); err != nil {
 		t.Fatal(err)
 	}
 	close(release)
-	<-ends
-	<-ends
+	reads.Wait()
 	if _, ok := s.pages.GetIfPresent(pageKey{object, 0}); ok {
 		t.Error("the page is held")
 	}
