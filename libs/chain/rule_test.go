@@ -27,3 +27,18 @@ func TestOldCandidateIsNeverRecorded(t *testing.T) {
 		t.Errorf("record: %v", r)
 	}
 }
+
+// A PUT without an answer may have landed, so its flight goes nowhere else (I2).
+func TestFlightKeepsItsSlot(t *testing.T) {
+	for name, do := range map[string]fault.Action{"409": fault.Conflict, "503": fault.Throttle, "silence": fault.FailBefore, "a lost reply": fault.LoseReply} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			p := w.process()
+			p.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Prefix: "chain/", Nth: 1, Times: 2, Do: do})
+			wantOutcomes(t, w.fly(w.appender(p, chain.AppenderConfig{Lanes: 1, HedgeAfter: -1}), 0, 1), nil)
+			if got := w.keys("chain/"); len(got) != 1 || got[0] != chain.SlotKey(w.chain, 0) {
+				t.Errorf("objects %v, want slot 0 alone", got)
+			}
+		})
+	}
+}

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/nova-stream/nova/libs/metastore/fault"
 	"github.com/nova-stream/nova/libs/reason"
@@ -254,4 +256,28 @@ func TestRecoveryConvergesOverABadMetastore(t *testing.T) {
 			})
 		}
 	}
+}
+
+// An old read of the shard's record, which names another leader, may make this
+// one let go; since the shard is its own, it comes back.
+func TestShardLetGoByAnOldReadComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		first := w.lead(Config{})
+		d := w.stream(nil)
+		first.append(batch(d, "a"), 0, 1)
+		l := first.depose()
+		l.append(batch(d, "b"), 1, 2)
+		epoch := l.epoch()
+		// Back to before this one claimed it.
+		stale := l.rows.Script(fault.Rule{Op: fault.Get, Prefix: "shard/", Nth: 1, Do: fault.Stale, Back: 2})
+		w.writer.disconnect()
+		time.Sleep(time.Minute)
+		if stale.Acted() == 0 || l.epoch() <= epoch || !l.shard().serving.Load() {
+			t.Fatalf("%d old reads; epoch %d after %d, it serves: %v", stale.Acted(), l.epoch(), epoch, l.shard().serving.Load())
+		}
+		l.append(batch(d, "c"), 2, 3)
+		w.wantStored(d, "a", "b", "c")
+		l.stop()
+	})
 }

@@ -247,7 +247,10 @@ func (s *Service) placeOnce(ctx context.Context) error {
 			sh.record = record
 		}
 		sh.mu.Unlock()
-		if held || live[record.GetHolderLife()] || s.preferred(nodes, sh.number) != s.cfg.NodeID {
+		// A shard that this life let go because of an old read is still its own:
+		// nobody else would take it.
+		own := record.GetHolderLife() == s.lease.life.String()
+		if held || !own && (live[record.GetHolderLife()] || s.preferred(nodes, sh.number) != s.cfg.NodeID) {
 			continue
 		}
 		s.takeable.Store(sh.number, record.GetHolderLife())

@@ -259,7 +259,10 @@ func (l *leader) state(d *indexpb.StreamDescriptor) *sequencerpb.StreamState {
 // depose has another life take the shard, and waits until this one knows.
 func (l *leader) depose() *leader {
 	l.w.t.Helper()
-	next := l.w.lead(Config{FormerLivesDead: true})
+	// Who is declared dead at once must not be able to do the same.
+	l.rows.SetOutage(true)
+	next := l.w.lead(Config{FormerLivesDead: true, IdleStream: l.cfg.IdleStream})
+	l.rows.SetOutage(false)
 	receive(l.w.t, l.ended)
 	return next
 }
