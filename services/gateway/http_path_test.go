@@ -3,6 +3,7 @@ package gateway
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -156,5 +157,20 @@ func TestHead(t *testing.T) {
 // What is not there yet says what it is.
 func TestMissingFeaturesAreNamed(t *testing.T) {
 	w := newWeb(t)
+	req, err := http.NewRequestWithContext(t.Context(), "GET", w.base+recordsPath, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Accept", "text/event-stream")
+	res, err := w.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer{res.StatusCode, res.Header, string(b), res.Close}.refused(t, http.StatusNotImplemented, "UNIMPLEMENTED", "feature", "server-sent events")
 	w.json(t, "GET", "/openapi.yaml", "").refused(t, http.StatusNotImplemented, "UNIMPLEMENTED", "feature", "the OpenAPI description")
 }
