@@ -52,12 +52,17 @@ func (s *Session) connect() error {
 	s.cfg.StreamID = first.GetOpened().GetStreamId()
 	heard.mark()
 	opened.Store(true)
+	halted, halt := context.WithCancel(ctx)
+	defer halt()
 	sending := make(chan struct{})
 	go func() {
 		defer close(sending)
-		s.sendLoop(ctx, call, heard)
+		s.sendLoop(halted, call, heard)
 	}()
-	err = s.receiveLoop(call, heard)
+	err = s.receiveLoop(call, heard, func() {
+		halt()
+		s.wake()
+	})
 	cancel()
 	s.wake()
 	<-sending
@@ -72,8 +77,9 @@ func (s *Session) connect() error {
 	return heard.explain(err)
 }
 
-// receiveLoop takes answers until the call ends; nil if nothing is missing.
-func (s *Session) receiveLoop(call novapb.AppendService_AppendSessionClient, heard *silence) error {
+// receiveLoop takes answers until the call ends; nil if nothing is missing. It
+// halts the sending once a batch has failed.
+func (s *Session) receiveLoop(call novapb.AppendService_AppendSessionClient, heard *silence, halt func()) error {
 	for index := uint64(0); ; index++ {
 		res, err := call.Recv()
 		if err != nil {
@@ -91,6 +97,7 @@ func (s *Session) receiveLoop(call novapb.AppendService_AppendSessionClient, hea
 		}
 		switch m := res.GetMessage().(type) {
 		case *novapb.AppendSessionResponse_Failure:
+			halt()
 			return refusalOf(call, m.Failure)
 		case *novapb.AppendSessionResponse_Ack:
 			if err := s.acknowledge(m.Ack); err != nil {
@@ -130,7 +137,7 @@ func refusalOf(call novapb.AppendService_AppendSessionClient, f *novapb.AppendSe
 }
 
 // sendLoop sends what is in line; once the session closes and all of it is
-// sent, it half-closes the call.
+// sent, or ctx ends, it half-closes the call.
 func (s *Session) sendLoop(ctx context.Context, call novapb.AppendService_AppendSessionClient, heard *silence) {
 	for {
 		s.mu.Lock()
@@ -139,6 +146,7 @@ func (s *Session) sendLoop(ctx context.Context, call novapb.AppendService_Append
 		}
 		if ctx.Err() != nil {
 			s.mu.Unlock()
+			_ = call.CloseSend()
 			return
 		}
 		if s.sent == 0 {

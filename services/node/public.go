@@ -95,7 +95,8 @@ func (p *Public) TLS() (*tls.Config, error) {
 	return c, nil
 }
 
-// options are those of the public servers: requests are validated here, once.
+// options are those of servers that clients call, through a gateway or without
+// one: requests of the public API are validated here.
 func options(p *Process) rpc.Options {
 	o := p.Options()
 	o.Validate = edge

@@ -54,7 +54,7 @@ type Build func(ctx context.Context, p *Process, address string) (Part, error)
 // service fails.
 func (s *Single) Run(ctx context.Context, build Build) error {
 	return s.Settings.run(ctx, s.Service, func(p *Process, g *Group) error {
-		endpoint, err := rpc.NewServer(rpc.ServerConfig{Options: p.Options(), Listen: s.Listen})
+		endpoint, err := rpc.NewServer(rpc.ServerConfig{Options: options(p), Listen: s.Listen})
 		if err != nil {
 			return err
 		}

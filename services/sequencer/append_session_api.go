@@ -151,6 +151,10 @@ func (s *Service) queueBatch(ctx context.Context, st *openStream, session *sessi
 	return out
 }
 
+// failureGrace is how long a failed session goes on answering batches that were
+// on their way, each with its failure; the client ends it sooner by half-closing.
+const failureGrace = time.Second
+
 // answerBatches answers in order. The first failure fails everything after it:
 // a batch that was queued behind it may still be stored, and is told UNKNOWN
 // unless its own answer says better.
@@ -158,11 +162,14 @@ func (s *Service) queueBatch(ctx context.Context, st *openStream, session *sessi
 // When a stop begins, it answers what is queued; then the session ends.
 func (s *Service) answerBatches(ctx context.Context, srv novapb.AppendService_AppendSessionServer, batches <-chan sessionBatch, in *intake) error {
 	var failure error
+	var over <-chan time.Time // set by the failure
 	index := uint64(0)
 	for {
 		b, ok := sessionBatch{}, false
 		select {
 		case b, ok = <-batches:
+		case <-over:
+			return failure
 		case <-s.admitting.Done():
 			if in.close(index) {
 				return errStopping()
@@ -195,16 +202,11 @@ func (s *Service) answerBatches(ctx context.Context, srv novapb.AppendService_Ap
 		} else {
 			answer.Message = &novapb.AppendSessionResponse_Failure{Failure: sessionFailure(res.err)}
 			if failure == nil {
-				failure = res.err
+				failure, over = res.err, time.After(failureGrace)
 			}
 		}
 		if err := srv.Send(answer); err != nil {
 			return err
-		}
-		if failure != nil && len(batches) == 0 {
-			// Everything received so far was answered; ending the call tells the
-			// client, and ends the receiving side.
-			return failure
 		}
 	}
 }

@@ -171,3 +171,30 @@ func TestSessionsHaveALimit(t *testing.T) {
 	}
 	l.session(d, "")
 }
+
+// A batch that was on its way when another failed gets its failure too, and the
+// session ends as soon as the client has nothing more to send.
+func TestSessionAnswersWhatComesAfterAFailure(t *testing.T) {
+	w := newWorld(t)
+	l := w.lead(Config{})
+	d := w.stream(nil)
+	s := l.session(d, "")
+	s.batch(&novapb.AppendSessionBatch{}) // no record
+	for i := range uint64(3) {
+		m := receive(t, s.told)
+		if f := m.GetFailure(); m.GetBatchIndex() != i || f.GetOutcome() != novapb.Outcome_OUTCOME_NOT_COMMITTED {
+			t.Fatalf("answer %v, want the failure of batch %d", m, i)
+		}
+		if i < 2 {
+			s.batch(&novapb.AppendSessionBatch{Records: records("late")})
+		}
+	}
+	if err := s.call.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, s.end); reason.OutcomeOf(err) != reason.NotCommitted {
+		t.Errorf("the end: %v", err)
+	}
+	l.stop()
+	w.wantStored(d)
+}

@@ -19,18 +19,18 @@ func TestStopAnswersWhatSessionsQueued(t *testing.T) {
 	for i := range 5 {
 		s.batch(&novapb.AppendSessionBatch{Records: records(fmt.Sprint(i))})
 	}
-	unary := l.pending(batch(d, "one more"))
-	eventually(t, "all are taken", func() bool {
+	taken := func() (n int) {
 		st := l.open(d)
 		st.mu.Lock()
 		defer st.mu.Unlock()
-		// An entry may carry several batches.
-		n := 0
-		for _, e := range st.inflight {
+		for _, e := range st.inflight { // an entry may carry several batches
 			n += len(e.waits)
 		}
-		return n == 6
-	})
+		return n
+	}
+	eventually(t, "the session's are taken", func() bool { return taken() == 5 })
+	unary := l.pending(batch(d, "one more"))
+	eventually(t, "all are taken", func() bool { return taken() == 6 })
 	l.endAdmitting() // as Run does
 
 	_, err := l.Append(t.Context(), batch(d, "too late"))
