@@ -161,13 +161,16 @@ func (n *Node) Ready() error { return n.group.Ready() }
 func (n *Node) Failed() <-chan error { return n.group.Failed() }
 
 // Close stops the node: see the package's invariants for the order. It takes up
-// to StopTimeout for each listener whose callers do not go.
+// to StopTimeout for callers that do not go, and as long again for those of the
+// admin page.
 func (n *Node) Close() error {
 	n.group.Stop()
 	err := n.process.Close()
 	// Last of all: until here it tells of the stopping.
 	if n.admin != nil {
-		n.admin.Stop(context.Background())
+		ctx, cancel := context.WithTimeout(context.Background(), n.cfg.StopTimeout)
+		defer cancel()
+		n.admin.Stop(ctx)
 	}
 	return err
 }

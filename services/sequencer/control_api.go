@@ -6,6 +6,7 @@ import (
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/libs/telemetry"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -57,6 +58,7 @@ func (s *Service) write(ctx context.Context, st *openStream, r *request) (result
 	if err := s.reserve(ctx, r); err != nil {
 		return result{}, err
 	}
+	r.span = telemetry.PackSpan(ctx)
 	st.enqueue(r)
 	res := r.wait(ctx, s.cfg.AppendTimeout)
 	return res, res.err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/reason"
 )
 
@@ -25,7 +26,7 @@ func (s *Service) reserve(ctx context.Context, r *request) error {
 				fmt.Sprintf("open streams need %d bytes of coordinates, the limit is %d", used, s.cfg.CoordinateBytes), time.Second), reason.NotCommitted)
 		}
 	}
-	n := min(r.size+requestOverhead, s.cfg.PoolBytes)
+	n := min(int64(chunk.RawBound(r.records))+requestOverhead, s.cfg.PoolBytes)
 	admitting, forget := s.whileAdmitting(ctx)
 	defer forget()
 	wait, cancel := context.WithTimeout(admitting, s.cfg.AdmissionTimeout)

@@ -96,11 +96,15 @@ func class(err error) string {
 	return "other"
 }
 
-// begin starts a span; the function it returns ends it and measures the call.
+// begin starts a span, if the call is part of a sampled trace; the function it
+// returns ends it and measures the call.
 func (s *Store) begin(ctx context.Context, op metastore.Op, partition, path string) (context.Context, func(error)) {
-	//nolint:spancheck // the returned function ends it
-	ctx, span := s.tracer.Start(ctx, "metastore."+string(op), trace.WithSpanKind(trace.SpanKindClient),
-		trace.WithAttributes(partitionKey.String(partition), pathKey.String(path)))
+	span := trace.SpanFromContext(context.Background()) // records nothing
+	if trace.SpanContextFromContext(ctx).IsSampled() {
+		//nolint:spancheck // the returned function ends it
+		ctx, span = s.tracer.Start(ctx, "metastore."+string(op), trace.WithSpanKind(trace.SpanKindClient),
+			trace.WithAttributes(partitionKey.String(partition), pathKey.String(path)))
+	}
 	start := time.Now()
 	return ctx, func(err error) { //nolint:spancheck // as above
 		s.ops[op].duration.Record(ctx, time.Since(start).Seconds())
