@@ -25,3 +25,21 @@ func TestUnknownProducerBeginsAtBatchZero(t *testing.T) {
 		}
 	}
 }
+
+// A batch that is remembered is answered with what it was, each of the last ones (I5).
+func TestRememberedBatchIsADuplicate(t *testing.T) {
+	var p Producers
+	var stored []Batch
+	for i := range uint64(2 * MaxBatches) {
+		stored = append(stored, store(&p, stream.Producer{ID: "p", Batch: i}, stream.Seq(i), 1))
+	}
+	for i, b := range stored {
+		want := Duplicate
+		if i < MaxBatches {
+			want = Gap // too old to say where it is, and never stored again
+		}
+		if got, dup, _ := p.Check(stream.Producer{ID: "p", Batch: b.Seq}, 2); got != want || want == Duplicate && dup != b {
+			t.Errorf("batch %d: verdict %d, %+v; want %d, %+v", b.Seq, got, dup, want, b)
+		}
+	}
+}

@@ -24,8 +24,8 @@ var sequencerMutants = []mutant{
 	},
 	{
 		rule: "room is taken before numbers are given", invariant: "I8", file: "services/sequencer/pool.go",
-		old: "n := min(r.size+requestOverhead, s.cfg.PoolBytes)",
-		new: "n := int64(0)",
+		old: "+requestOverhead, s.cfg.PoolBytes)",
+		new: "/1000, s.cfg.PoolBytes)",
 		pkg: "services/sequencer", test: "TestAppendWithoutRoomIsRefused",
 	},
 	{

@@ -38,7 +38,7 @@ var streamMutants = []mutant{
 		rule: "a batch that is sent again is not stored again", invariant: "I5", file: "libs/head/producer.go",
 		old: "return Duplicate, pr.batches[len(pr.batches)-1-int(back)], 0",
 		new: "return Accept, Batch{}, 0",
-		pkg: "libs/head", test: "TestNoBatchIsStoredTwice",
+		pkg: "libs/head", test: "TestRememberedBatchIsADuplicate",
 	},
 	{
 		rule: "a producer that may have been forgotten is refused", invariant: "I5", file: "libs/head/producer.go",
