@@ -76,17 +76,22 @@ func (b *bench) delivered(ctx context.Context, name string) error {
 	// The subscriber outlives the load: it goes on to the end of the stream.
 	receiving, hangUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer hangUp()
-	sent, received := make(chan time.Time, maxUndelivered), make(chan error, 1)
+	sent, ended := make(chan time.Time, maxUndelivered), make(chan struct{})
+	var received error // valid once ended is closed
 	go func() {
+		defer close(ended)
 		defer endLoad()
-		received <- b.receive(receiving, name, sent)
+		received = b.receive(receiving, name, sent)
 	}()
-	if err := b.session(ctx, name, sent); err != nil {
+	err := b.session(ctx, name, sent)
+	if err != nil {
 		hangUp()
-		<-received
-		return err
 	}
-	return <-received
+	<-ended
+	if err != nil {
+		return err // what the subscriber says follows from it
+	}
+	return received
 }
 
 // receive subscribes to a stream until its end. Each batch's time is in sent

@@ -42,10 +42,10 @@ func noise(n int) []byte {
 // BenchmarkAppendLinesDir: how long `nova append` takes for 200 000 lines to
 // `novad --dir`, against writing the same flights to one file, each synced.
 func BenchmarkAppendLinesDir(b *testing.B) {
-	for name, make := range map[string]func(int) []byte{"text": text, "random": noise} {
+	for name, lines := range map[string]func(int) []byte{"text": text, "random": noise} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				report(b, appendLinesDir(b, processes{}, make(lineCount), 9))
+				report(b, appendLinesDir(b, processes{}, lines(lineCount), 9))
 			}
 		})
 	}
