@@ -187,20 +187,6 @@ func (w *writer) landed() []*chainwriterpb.Entry {
 	return out
 }
 
-// sent returns the entries of the present chain, landed or held, in order.
-func (w *writer) sent() []*chainwriterpb.Entry {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.chain == nil {
-		return nil
-	}
-	out := slices.Clone(w.chain.slots)
-	for _, a := range w.chain.waiting {
-		out = append(out, a.entry)
-	}
-	return slices.DeleteFunc(out, func(e *chainwriterpb.Entry) bool { return e.GetKind() == chainwriterpb.EntryKind_ENTRY_KIND_FENCE })
-}
-
 // OpenChain implements chainwriterpb.ChainWriterServiceServer.
 func (w *writer) OpenChain(ctx context.Context, _ *chainwriterpb.OpenChainRequest) (*chainwriterpb.OpenChainResponse, error) {
 	w.mu.Lock()

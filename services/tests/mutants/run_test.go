@@ -138,7 +138,7 @@ func runTests(t *testing.T, dir, pkg, overlay, pattern string) (string, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	binary := filepath.Join(dir, "guards.test")
-	defer os.Remove(binary)
+	defer func() { _ = os.Remove(binary) }() // else a hundred of them stay until the end
 	folder := filepath.Join(root, pkg)
 	compile := exec.CommandContext(ctx, "go", "test", "-c", "-ldflags=-w -s", "-overlay", overlay, "-o", binary, ".")
 	compile.Dir = folder
