@@ -160,7 +160,7 @@ func (s *Session) sendLoop(ctx context.Context, call novapb.AppendService_Append
 		b := s.unacked[s.sent]
 		s.sent++
 		s.mu.Unlock()
-		msg := &novapb.AppendSessionBatch{Records: b.records, BatchSeq: b.seq, MatchSeq: b.match, Seal: b.seal, FencingToken: s.cfg.FencingToken}
+		msg := novapb.AppendSessionBatch_builder{Records: b.records, BatchSeq: b.seq, MatchSeq: b.match, Seal: b.seal, FencingToken: s.cfg.FencingToken}.Build()
 		if err := call.Send(&novapb.AppendSessionRequest{Message: &novapb.AppendSessionRequest_Batch{Batch: msg}}); err != nil {
 			return // the receiving side gets the reason
 		}

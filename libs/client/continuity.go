@@ -28,11 +28,21 @@ type run struct {
 // expect says which number comes first.
 func (c *continuity) expect(next uint64) { c.placed, c.next = true, next }
 
+// limited is a request with limits.
+type limited interface {
+	HasCount() bool
+	GetCount() uint64
+	SetCount(uint64)
+	HasBytes() bool
+	GetBytes() uint64
+	SetBytes(uint64)
+}
+
 // follow checks a run against what was before, and lowers what is left of the
-// limits for another request. seeking: the server may pass over records until
+// request's limits for another one. seeking: the server may pass over records until
 // the first that it returns. It returns how many of the records are within the
 // byte limit; a server cannot know of records it sent on another request.
-func (c *continuity) follow(r run, seeking bool, count, bytes **uint64) (int, error) {
+func (c *continuity) follow(r run, seeking bool, req limited) (int, error) {
 	if len(r.records) == 0 {
 		if c.placed && r.next != c.next {
 			return 0, fmt.Errorf("no record, and the next one is %d, want %d: %w", r.next, c.next, ErrBroken)
@@ -50,7 +60,7 @@ func (c *continuity) follow(r run, seeking bool, count, bytes **uint64) (int, er
 		return 0, fmt.Errorf("content hash %016x before record %d, want %016x: %w", r.before, first, c.hash, ErrBroken)
 	}
 	hash := stream.Hash(r.before)
-	within, left := 0, *bytes
+	within, left := 0, req.GetBytes()
 	var scratch []byte
 	for i, pb := range r.records {
 		if want := first + uint64(i); pb.GetSeq() != want {
@@ -59,11 +69,11 @@ func (c *continuity) follow(r run, seeking bool, count, bytes **uint64) (int, er
 		rec := stream.Record{Seq: stream.Seq(pb.GetSeq()), Timestamp: stream.Millis(pb.GetTimestamp()), Headers: headersOf(pb.GetHeaders()), Body: pb.GetBody()}
 		hash, scratch = chunk.HashRecord(hash, &rec, scratch)
 		size := uint64(rec.Size())
-		if within < i || left != nil && size > *left && (c.any || i > 0) {
+		if within < i || req.HasBytes() && size > left && (c.any || i > 0) {
 			continue // beyond the limit
 		}
 		within++
-		take(&left, size)
+		left -= min(left, size)
 	}
 	if uint64(hash) != r.after {
 		return 0, fmt.Errorf("content hash %016x after record %d, want %016x: %w", r.after, first+uint64(len(r.records))-1, uint64(hash), ErrBroken)
@@ -73,15 +83,11 @@ func (c *continuity) follow(r run, seeking bool, count, bytes **uint64) (int, er
 		return 0, fmt.Errorf("the number after record %d is said to be %d: %w", c.next-1, r.next, ErrBroken)
 	}
 	c.any, c.hash = true, r.after
-	*bytes = left
-	take(count, uint64(within))
-	return within, nil
-}
-
-// take lowers a limit, if there is one; what it points to stays as it is.
-func take(limit **uint64, n uint64) {
-	if *limit != nil {
-		left := **limit - min(**limit, n)
-		*limit = &left
+	if req.HasBytes() {
+		req.SetBytes(left)
 	}
+	if req.HasCount() {
+		req.SetCount(req.GetCount() - min(req.GetCount(), uint64(within)))
+	}
+	return within, nil
 }

@@ -50,7 +50,7 @@ func (c *Client) Read(ctx context.Context, cfg ReadConfig, each func(*novapb.Rea
 			end = &page.Tail
 		}
 		records := page.GetRecords()
-		n, err := check.follow(run{records: records, before: page.GetHashBefore(), after: page.GetHashAfter(), next: page.GetNextSeq()}, false, &req.Count, &req.Bytes)
+		n, err := check.follow(run{records: records, before: page.GetHashBefore(), after: page.GetHashAfter(), next: page.GetNextSeq()}, false, req)
 		if err != nil {
 			return err
 		}

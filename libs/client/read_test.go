@@ -79,6 +79,18 @@ func TestReadStopsAtTheTailAsOfItsStart(t *testing.T) {
 	}
 }
 
+func limitTo(r interface {
+	SetCount(uint64)
+	SetBytes(uint64)
+}, count, bytes *uint64) {
+	if count != nil {
+		r.SetCount(*count)
+	}
+	if bytes != nil {
+		r.SetBytes(*bytes)
+	}
+}
+
 // Limits hold over pages and reconnections, as if there were neither.
 func TestLimitsHoldOverPagesAndReconnections(t *testing.T) {
 	srv, c := start(t)
@@ -90,13 +102,13 @@ func TestLimitsHoldOverPagesAndReconnections(t *testing.T) {
 			want         int
 		}{{nil, nil, 5}, {ptr(uint64(0)), nil, 0}, {ptr(uint64(3)), nil, 3}, {nil, ptr(uint64(0)), 0}, {nil, ptr(uint64(1)), 1}, {nil, ptr(uint64(5)), 2}, {nil, ptr(uint64(9)), 3}, {nil, ptr(uint64(10)), 4}, {nil, ptr(uint64(100)), 5}} {
 			want := []string{"1", "22", "333", "4444", "5"}[:q.want]
-			got, err := readAll(t, c, func(r *novapb.ReadRequest) { r.Count, r.Bytes = q.count, q.bytes })
+			got, err := readAll(t, c, func(r *novapb.ReadRequest) { limitTo(r, q.count, q.bytes) })
 			if err != nil || !slices.Equal(got, want) {
 				t.Errorf("page %d: read %v, %v, want %v", page, got, err, want)
 			}
 			for cut := range int32(5) {
 				srv.SetFault(once(clienttest.Messages, cut, clienttest.Cut))
-				got, err = follow(t, c, func(s *client.SubscribeConfig) { s.Request.Count, s.Request.Bytes = q.count, q.bytes }, max(q.want, 1))
+				got, err = follow(t, c, func(s *client.SubscribeConfig) { limitTo(s.Request, q.count, q.bytes) }, max(q.want, 1))
 				if err != nil && !errors.Is(err, io.EOF) || !slices.Equal(got, want) {
 					t.Errorf("page %d, cut %d: followed %v, %v, want %v", page, cut, got, err, want)
 				}

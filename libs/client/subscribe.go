@@ -106,7 +106,7 @@ func (s *Subscription) Next() (*novapb.SubscribeResponse, error) {
 func (s *Subscription) take(msg *novapb.SubscribeResponse) (*novapb.SubscribeResponse, error) {
 	_, byTime := s.req.GetStart().(*novapb.SubscribeRequest_Timestamp)
 	run := run{records: msg.GetRecords(), before: msg.GetHashBefore(), after: msg.GetHashAfter(), next: msg.GetNextSeq()}
-	n, err := s.check.follow(run, byTime, &s.req.Count, &s.req.Bytes)
+	n, err := s.check.follow(run, byTime, s.req)
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,7 @@ func TestMessagesAreShared(t *testing.T) {
 		return resp, nil
 	}}
 	inShapes(t, svc, nil, func(t *testing.T, s *shape) {
-		req := &novapb.AppendRequest{Bucket: "b", MatchSeq: proto.Uint64(3), Records: []*novapb.AppendRecord{{Body: body}}}
+		req := &novapb.AppendRequest{Bucket: "b", MatchSeqPresence: &novapb.AppendRequest_MatchSeq{MatchSeq: 3}, Records: []*novapb.AppendRecord{{Body: body}}}
 		req.ProtoReflect().SetUnknown([]byte{0xfa, 0x3f, 0x01, 'x'}) // field 1023
 		want := proto.Clone(req)
 		out, err := s.append().Append(within(t), req)

@@ -38,10 +38,8 @@ func batch(path string, b batchFields) error {
 }
 
 func record(path string, r *novapb.AppendRecord) (int, error) {
-	if r.Timestamp != nil {
-		if err := timestamp(path+".timestamp", r.GetTimestamp()); err != nil {
-			return 0, err
-		}
+	if err := timestamp(path+".timestamp", r.GetTimestamp()); err != nil {
+		return 0, err
 	}
 	if n := len(r.GetHeaders()); n > stream.MaxHeaders {
 		return 0, reason.Field(path+".headers", fmt.Sprintf("must be at most %d, are %d", stream.MaxHeaders, n))

@@ -30,7 +30,9 @@ func headers(n, name, value int) []*novapb.AppendRecord {
 // Every limit of a batch is kept by the single append and by a session alike,
 // and the largest that is allowed is accepted.
 func TestBatchLimits(t *testing.T) {
-	ts := func(ms int64) []*novapb.AppendRecord { return []*novapb.AppendRecord{{Timestamp: proto.Int64(ms)}} }
+	ts := func(ms int64) []*novapb.AppendRecord {
+		return []*novapb.AppendRecord{{TimestampPresence: &novapb.AppendRecord_Timestamp{Timestamp: ms}}}
+	}
 	for _, c := range []struct {
 		what    string
 		records []*novapb.AppendRecord

@@ -70,15 +70,15 @@ func check(m proto.Message) error {
 	case *novapb.AppendSessionRequest:
 		return session(r)
 	case *novapb.TrimRequest:
-		return first(identified(r), optionalToken("fencing_token", r.FencingToken))
+		return first(identified(r), token("fencing_token", r.GetFencingToken()))
 	case *novapb.SealStreamRequest:
-		return first(identified(r), optionalToken("fencing_token", r.FencingToken))
+		return first(identified(r), token("fencing_token", r.GetFencingToken()))
 	case *novapb.SetFencingTokenRequest:
-		return first(identified(r), token("token", r.GetToken()), optionalToken("fencing_token", r.FencingToken))
+		return first(identified(r), token("token", r.GetToken()), token("fencing_token", r.GetFencingToken()))
 	case *novapb.ReadRequest:
-		return first(identified(r), timestamps(r.GetTimestamp(), r.Until), atMost("wait_ms", uint64(r.GetWaitMs()), MaxWaitMillis))
+		return first(identified(r), timestamps(r.GetTimestamp(), r.GetUntil()), atMost("wait_ms", uint64(r.GetWaitMs()), MaxWaitMillis))
 	case *novapb.SubscribeRequest:
-		return first(identified(r), timestamps(r.GetTimestamp(), r.Until), heartbeat(r.GetHeartbeatMs()))
+		return first(identified(r), timestamps(r.GetTimestamp(), r.GetUntil()), heartbeat(r.GetHeartbeatMs()))
 	case *novapb.CheckTailRequest:
 		return identified(r)
 	case *novapb.PlanReadRequest:
@@ -246,13 +246,6 @@ func token(path, s string) error {
 	return first(maxBytes(path, s, stream.MaxTokenBytes), text(path, s))
 }
 
-func optionalToken(path string, s *string) error {
-	if s == nil {
-		return nil
-	}
-	return token(path, *s)
-}
-
 func id(path, s string) error {
 	if s == "" {
 		return reason.Field(path, "must not be empty")
@@ -260,14 +253,8 @@ func id(path, s string) error {
 	return first(maxBytes(path, s, MaxNodeID), text(path, s))
 }
 
-func timestamps(start int64, until *int64) error {
-	if err := timestamp("timestamp", start); err != nil {
-		return err
-	}
-	if until != nil {
-		return timestamp("until", *until)
-	}
-	return nil
+func timestamps(start, until int64) error {
+	return first(timestamp("timestamp", start), timestamp("until", until))
 }
 
 func timestamp(path string, ms int64) error {
@@ -289,7 +276,7 @@ func bucketConfig(path string, c *novapb.BucketConfig, creating bool) error {
 		// A default profile is a setting of streams to come and may change.
 		return streamConfig(path+".default_stream_config", d, true)
 	}
-	if !creating && c != nil && c.CreateStreamOnAppend == nil && c.CreateStreamOnRead == nil {
+	if !creating && c != nil && !c.HasCreateStreamOnAppend() && !c.HasCreateStreamOnRead() {
 		return present(path, false)
 	}
 	return nil

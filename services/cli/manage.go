@@ -80,31 +80,32 @@ func (c *configFlags) proto(cmd *cobra.Command) (*novapb.StreamConfig, error) {
 		}
 		out.Timestamping = novapb.TimestampingMode(v)
 	}
-	var err error
-	if out.RetentionAgeMs, err = millisFlag("--retention-age", c.age); err != nil {
+	if err := millisFlag("--retention-age", c.age, out.SetRetentionAgeMs); err != nil {
 		return nil, err
 	}
-	if out.DeleteOnEmptyMs, err = millisFlag("--delete-on-empty", c.empty); err != nil {
+	if err := millisFlag("--delete-on-empty", c.empty, out.SetDeleteOnEmptyMs); err != nil {
 		return nil, err
 	}
 	if cmd.Flags().Changed("retention-bytes") {
-		out.RetentionBytes = &c.bytes
+		out.SetRetentionBytes(c.bytes)
 	}
 	if cmd.Flags().Changed("uncapped-timestamps") {
-		out.UncappedTimestamps = &c.uncapped
+		out.SetUncappedTimestamps(c.uncapped)
 	}
 	return out, nil
 }
 
-func millisFlag(flag, s string) (*int64, error) {
+// millisFlag sets the value of a duration flag that is given.
+func millisFlag(flag, s string, set func(int64)) error {
 	if s == "" {
-		return nil, nil //nolint:nilnil // not given
+		return nil
 	}
 	d, err := config.ParseDuration(s)
 	if err != nil {
-		return nil, usagef("%s: %w", flag, err)
+		return usagef("%s: %w", flag, err)
 	}
-	return proto.Int64(d.Milliseconds()), nil
+	set(d.Milliseconds())
+	return nil
 }
 
 func (a *app) bucketCommand() *cobra.Command {
@@ -113,10 +114,10 @@ func (a *app) bucketCommand() *cobra.Command {
 	settings := func(cmd *cobra.Command) (*novapb.BucketConfig, error) {
 		c := &novapb.BucketConfig{}
 		if cmd.Flags().Changed("create-stream-on-append") {
-			c.CreateStreamOnAppend = &onAppend
+			c.SetCreateStreamOnAppend(onAppend)
 		}
 		if cmd.Flags().Changed("create-stream-on-read") {
-			c.CreateStreamOnRead = &onRead
+			c.SetCreateStreamOnRead(onRead)
 		}
 		defaults, err := streams.proto(cmd)
 		if err == nil && proto.Size(defaults) > 0 {

@@ -132,7 +132,7 @@ func (a *app) readStream(cmd *cobra.Command, o readFlags, target string) error {
 		return nil
 	}
 	if o.follow {
-		req := &novapb.SubscribeRequest{Bucket: bucket, Stream: name, Count: count, Bytes: bytes, Until: until}
+		req := novapb.SubscribeRequest_builder{Bucket: bucket, Stream: name, Count: count, Bytes: bytes, Until: until}.Build()
 		switch {
 		case from.seq != nil:
 			req.Start = &novapb.SubscribeRequest_Seq{Seq: *from.seq}
@@ -143,7 +143,7 @@ func (a *app) readStream(cmd *cobra.Command, o readFlags, target string) error {
 		}
 		err = followStream(cmd.Context(), c, req, show, out)
 	} else {
-		req := &novapb.ReadRequest{Bucket: bucket, Stream: name, Count: count, Bytes: bytes, Until: until}
+		req := novapb.ReadRequest_builder{Bucket: bucket, Stream: name, Count: count, Bytes: bytes, Until: until}.Build()
 		switch {
 		case from.seq != nil:
 			req.Start = &novapb.ReadRequest_Seq{Seq: *from.seq}

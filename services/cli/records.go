@@ -173,7 +173,7 @@ func parseRecord(line []byte) (*novapb.AppendRecord, error) {
 	default:
 		return nil, fmt.Errorf(`encoding must be "base64" or absent, is %q`, in.Encoding)
 	}
-	out := &novapb.AppendRecord{Timestamp: in.Timestamp}
+	out := novapb.AppendRecord_builder{Timestamp: in.Timestamp}.Build()
 	var err error
 	if out.Body, err = get(in.Body); err != nil {
 		return nil, fmt.Errorf("body: %w", err)

@@ -35,13 +35,13 @@ func TestAppendOfJSON(t *testing.T) {
 			"all", `{"records":[{"timestamp":0,"headers":[["n","1"],["m",""],["n","2"]],"body":"a"},{}],"match_seq":18446744073709551615,
 				"fencing_token":"t","producer_id":"p","producer_epoch":2,"batch_seq":3,"seal":true,"stream_id":"` + ulidText + `"}`,
 			&novapb.AppendRequest{
-				StreamId: ulidText, MatchSeq: proto.Uint64(1<<64 - 1), FencingToken: proto.String("t"), ProducerId: "p", ProducerEpoch: 2, BatchSeq: 3, Seal: true,
-				Records: []*novapb.AppendRecord{{Timestamp: proto.Int64(0), Body: []byte("a"), Headers: []*novapb.Header{
+				StreamId: ulidText, MatchSeqPresence: &novapb.AppendRequest_MatchSeq{MatchSeq: 1<<64 - 1}, FencingTokenPresence: &novapb.AppendRequest_FencingToken{FencingToken: "t"}, ProducerId: "p", ProducerEpoch: 2, BatchSeq: 3, Seal: true,
+				Records: []*novapb.AppendRecord{{TimestampPresence: &novapb.AppendRecord_Timestamp{Timestamp: 0}, Body: []byte("a"), Headers: []*novapb.Header{
 					{Name: []byte("n"), Value: []byte("1")}, {Name: []byte("m")}, {Name: []byte("n"), Value: []byte("2")},
 				}}, {}},
 			},
 		},
-		{"0 is not absent", `{"records":[{"body":"a"}],"match_seq":0,"fencing_token":""}`, &novapb.AppendRequest{Records: one, MatchSeq: proto.Uint64(0), FencingToken: proto.String("")}},
+		{"0 is not absent", `{"records":[{"body":"a"}],"match_seq":0,"fencing_token":""}`, &novapb.AppendRequest{Records: one, MatchSeqPresence: &novapb.AppendRequest_MatchSeq{MatchSeq: 0}, FencingTokenPresence: &novapb.AppendRequest_FencingToken{FencingToken: ""}}},
 		{"null is absent", `{"records":[{"body":"a","timestamp":null,"headers":null}],"match_seq":null,"fencing_token":null}`, &novapb.AppendRequest{Records: one}},
 		{"only a seal", ` {"seal":true} `, &novapb.AppendRequest{Seal: true}},
 	} {
@@ -195,17 +195,17 @@ func TestTrimSealAndFence(t *testing.T) {
 		{"POST", "trim", `{"seq":0}`, &novapb.TrimResponse{FirstSeq: 3, Tail: 9}, &novapb.TrimRequest{}, `{"first_seq":3,"tail":9}`},
 		{
 			"POST", "trim", `{"seq":5,"stream_id":"` + ulidText + `","fencing_token":""}`, &novapb.TrimResponse{},
-			&novapb.TrimRequest{Seq: 5, StreamId: ulidText, FencingToken: proto.String("")}, `{"first_seq":0,"tail":0}`,
+			&novapb.TrimRequest{Seq: 5, StreamId: ulidText, FencingTokenPresence: &novapb.TrimRequest_FencingToken{FencingToken: ""}}, `{"first_seq":0,"tail":0}`,
 		},
 		{"POST", "seal", ``, &novapb.SealStreamResponse{Tail: 9}, &novapb.SealStreamRequest{}, `{"tail":9}`},
 		{
 			"POST", "seal", `{"match_seq":0,"stream_id":"` + ulidText + `","fencing_token":"t"}`, &novapb.SealStreamResponse{},
-			&novapb.SealStreamRequest{MatchSeq: proto.Uint64(0), StreamId: ulidText, FencingToken: proto.String("t")}, `{"tail":0}`,
+			&novapb.SealStreamRequest{MatchSeqPresence: &novapb.SealStreamRequest_MatchSeq{MatchSeq: 0}, StreamId: ulidText, FencingTokenPresence: &novapb.SealStreamRequest_FencingToken{FencingToken: "t"}}, `{"tail":0}`,
 		},
 		{"PUT", "fence", `{"token":""}`, &novapb.SetFencingTokenResponse{Tail: 9}, &novapb.SetFencingTokenRequest{}, `{"tail":9}`},
 		{
 			"PUT", "fence", `{"token":"new","stream_id":"` + ulidText + `","fencing_token":"old"}`, &novapb.SetFencingTokenResponse{},
-			&novapb.SetFencingTokenRequest{Token: "new", StreamId: ulidText, FencingToken: proto.String("old")}, `{"tail":0}`,
+			&novapb.SetFencingTokenRequest{Token: "new", StreamId: ulidText, FencingTokenPresence: &novapb.SetFencingTokenRequest_FencingToken{FencingToken: "old"}}, `{"tail":0}`,
 		},
 	} {
 		t.Run(c.path+c.body, func(t *testing.T) {

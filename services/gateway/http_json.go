@@ -193,7 +193,7 @@ func (r *recordJSON) toRecord(path string) (*novapb.AppendRecord, error) {
 	default:
 		return nil, reason.Field(path+".encoding", fmt.Sprintf("must be %q or absent, is %q", base64Encoding, r.Encoding))
 	}
-	out := &novapb.AppendRecord{Timestamp: r.Timestamp}
+	out := novapb.AppendRecord_builder{Timestamp: r.Timestamp}.Build()
 	var err error
 	if out.Body, err = get("body", r.Body); err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nova-stream/nova/libs/optional"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/validate"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -63,10 +64,10 @@ func (c *streamConfigJSON) proto(path string) (*novapb.StreamConfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &novapb.StreamConfig{
+	return novapb.StreamConfig_builder{
 		Profile: novapb.StorageProfile(profile), RetentionAgeMs: c.RetentionAgeMs, RetentionBytes: c.RetentionBytes,
 		Timestamping: novapb.TimestampingMode(mode), UncappedTimestamps: c.UncappedTimestamps, DeleteOnEmptyMs: c.DeleteOnEmptyMs,
-	}, nil
+	}.Build(), nil
 }
 
 func fromStreamConfig(c *novapb.StreamConfig) *streamConfigJSON {
@@ -74,8 +75,11 @@ func fromStreamConfig(c *novapb.StreamConfig) *streamConfigJSON {
 		return nil
 	}
 	return &streamConfigJSON{
-		Profile: enumName(c.GetProfile().String(), profilePrefix), RetentionAgeMs: c.RetentionAgeMs, RetentionBytes: c.RetentionBytes,
-		Timestamping: enumName(c.GetTimestamping().String(), modePrefix), UncappedTimestamps: c.UncappedTimestamps, DeleteOnEmptyMs: c.DeleteOnEmptyMs,
+		Profile: enumName(c.GetProfile().String(), profilePrefix), Timestamping: enumName(c.GetTimestamping().String(), modePrefix),
+		RetentionAgeMs:     optional.Of(c.HasRetentionAgeMs(), c.GetRetentionAgeMs()),
+		RetentionBytes:     optional.Of(c.HasRetentionBytes(), c.GetRetentionBytes()),
+		UncappedTimestamps: optional.Of(c.HasUncappedTimestamps(), c.GetUncappedTimestamps()),
+		DeleteOnEmptyMs:    optional.Of(c.HasDeleteOnEmptyMs(), c.GetDeleteOnEmptyMs()),
 	}
 }
 
@@ -87,7 +91,7 @@ func (c *bucketConfigJSON) proto() (*novapb.BucketConfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &novapb.BucketConfig{CreateStreamOnAppend: c.CreateStreamOnAppend, CreateStreamOnRead: c.CreateStreamOnRead, DefaultStreamConfig: defaults}, nil
+	return novapb.BucketConfig_builder{CreateStreamOnAppend: c.CreateStreamOnAppend, CreateStreamOnRead: c.CreateStreamOnRead, DefaultStreamConfig: defaults}.Build(), nil
 }
 
 // bucketJSON is a bucket.
@@ -103,8 +107,9 @@ func fromBucket(b *novapb.Bucket) bucketJSON {
 	return bucketJSON{
 		Name: b.GetName(), State: enumName(b.GetState().String(), "BUCKET_STATE_"), CreatedAt: b.GetCreatedAt(),
 		Config: &bucketConfigJSON{
-			CreateStreamOnAppend: c.CreateStreamOnAppend, CreateStreamOnRead: c.CreateStreamOnRead,
-			DefaultStreamConfig: fromStreamConfig(c.GetDefaultStreamConfig()),
+			CreateStreamOnAppend: optional.Of(c.HasCreateStreamOnAppend(), c.GetCreateStreamOnAppend()),
+			CreateStreamOnRead:   optional.Of(c.HasCreateStreamOnRead(), c.GetCreateStreamOnRead()),
+			DefaultStreamConfig:  fromStreamConfig(c.GetDefaultStreamConfig()),
 		},
 	}
 }

@@ -11,14 +11,14 @@ import (
 
 var (
 	aConfig = &novapb.StreamConfig{
-		Profile: novapb.StorageProfile_STORAGE_PROFILE_STANDARD, RetentionAgeMs: proto.Int64(1), RetentionBytes: proto.Uint64(1<<64 - 1),
-		Timestamping: novapb.TimestampingMode_TIMESTAMPING_MODE_CLIENT_REQUIRE, UncappedTimestamps: proto.Bool(false), DeleteOnEmptyMs: proto.Int64(0),
+		Profile: novapb.StorageProfile_STORAGE_PROFILE_STANDARD, RetentionAgeMsPresence: &novapb.StreamConfig_RetentionAgeMs{RetentionAgeMs: 1}, RetentionBytesPresence: &novapb.StreamConfig_RetentionBytes{RetentionBytes: 1<<64 - 1},
+		Timestamping: novapb.TimestampingMode_TIMESTAMPING_MODE_CLIENT_REQUIRE, UncappedTimestampsPresence: &novapb.StreamConfig_UncappedTimestamps{UncappedTimestamps: false}, DeleteOnEmptyMsPresence: &novapb.StreamConfig_DeleteOnEmptyMs{DeleteOnEmptyMs: 0},
 	}
 	aStream = &novapb.Stream{
 		Bucket: "bucket", Name: "a/\u00e9", StreamId: ulidText, State: novapb.StreamState_STREAM_STATE_SEALED, CreatedAt: 5, Config: aConfig, Shard: 3,
 	}
 	aBucket = &novapb.Bucket{Name: "bucket", State: novapb.BucketState_BUCKET_STATE_ACTIVE, CreatedAt: 5, Config: &novapb.BucketConfig{
-		CreateStreamOnAppend: proto.Bool(true), CreateStreamOnRead: proto.Bool(false), DefaultStreamConfig: aConfig,
+		CreateStreamOnAppendPresence: &novapb.BucketConfig_CreateStreamOnAppend{CreateStreamOnAppend: true}, CreateStreamOnReadPresence: &novapb.BucketConfig_CreateStreamOnRead{CreateStreamOnRead: false}, DefaultStreamConfig: aConfig,
 	}}
 )
 
@@ -63,7 +63,7 @@ func TestBuckets(t *testing.T) {
 		{"get", "GET", b, ``, &novapb.GetBucketResponse{Bucket: aBucket}, &novapb.GetBucketRequest{Bucket: "bucket"}, aBucketJSON},
 		{
 			"update", "PATCH", b, `{"config":{"default_stream_config":{"retention_bytes":0}}}`, &novapb.UpdateBucketResponse{Bucket: aBucket},
-			&novapb.UpdateBucketRequest{Bucket: "bucket", Config: &novapb.BucketConfig{DefaultStreamConfig: &novapb.StreamConfig{RetentionBytes: proto.Uint64(0)}}}, aBucketJSON,
+			&novapb.UpdateBucketRequest{Bucket: "bucket", Config: &novapb.BucketConfig{DefaultStreamConfig: &novapb.StreamConfig{RetentionBytesPresence: &novapb.StreamConfig_RetentionBytes{RetentionBytes: 0}}}}, aBucketJSON,
 		},
 		{"delete", "DELETE", b, ``, nil, &novapb.DeleteBucketRequest{Bucket: "bucket"}, `{}`},
 		{"delete by force", "DELETE", b + "?force", ``, nil, &novapb.DeleteBucketRequest{Bucket: "bucket", Force: true}, `{}`},

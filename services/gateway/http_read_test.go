@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -26,9 +25,9 @@ func TestReadParameters(t *testing.T) {
 		"?timestamp=0":                {Start: &novapb.ReadRequest_Timestamp{Timestamp: 0}},
 		"?timestamp=253402300799999":  {Start: &novapb.ReadRequest_Timestamp{Timestamp: 253402300799999}},
 		"?tail_offset=10":             {Start: &novapb.ReadRequest_TailOffset{TailOffset: 10}},
-		"?count=0":                    {Count: proto.Uint64(0)},
-		"?bytes=0&count=7":            {Bytes: proto.Uint64(0), Count: proto.Uint64(7)},
-		"?until=5":                    {Until: proto.Int64(5)},
+		"?count=0":                    {CountPresence: &novapb.ReadRequest_Count{Count: 0}},
+		"?bytes=0&count=7":            {BytesPresence: &novapb.ReadRequest_Bytes{Bytes: 0}, CountPresence: &novapb.ReadRequest_Count{Count: 7}},
+		"?until=5":                    {UntilPresence: &novapb.ReadRequest_Until{Until: 5}},
 		"?wait=60000":                 {WaitMs: 60000},
 		"?clamp":                      {Clamp: true},
 		"?clamp=true":                 {Clamp: true},
@@ -36,7 +35,7 @@ func TestReadParameters(t *testing.T) {
 		"?stream_id=" + ulidText:      {StreamId: ulidText},
 		"?seq=&timestamp=&count=":     {},
 		"?%73eq=%33":                  {Start: &novapb.ReadRequest_Seq{Seq: 3}},
-		"?seq=1&count=2&wait=3&clamp": {Start: &novapb.ReadRequest_Seq{Seq: 1}, Count: proto.Uint64(2), WaitMs: 3, Clamp: true},
+		"?seq=1&count=2&wait=3&clamp": {Start: &novapb.ReadRequest_Seq{Seq: 1}, CountPresence: &novapb.ReadRequest_Count{Count: 2}, WaitMs: 3, Clamp: true},
 	} {
 		t.Run(query, func(t *testing.T) {
 			w.set(nil, nil)

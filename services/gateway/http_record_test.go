@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -92,7 +90,7 @@ func TestRecordsKeepTheirBytes(t *testing.T) {
 				t.Fatalf("%d %s", a.status, a.body)
 			}
 			w.want(t, &novapb.AppendRequest{Bucket: "bucket", Stream: "s", Records: []*novapb.AppendRecord{
-				{Timestamp: proto.Int64(2), Headers: s.headers, Body: []byte(s.body)},
+				{TimestampPresence: &novapb.AppendRecord_Timestamp{Timestamp: 2}, Headers: s.headers, Body: []byte(s.body)},
 			}})
 		})
 	}

@@ -68,10 +68,10 @@ func (a *httpAPI) appendBatch(r *http.Request) (any, error) {
 	if err := decodeBody(r, &in); err != nil {
 		return nil, err
 	}
-	req := &novapb.AppendRequest{
+	req := novapb.AppendRequest_builder{
 		Bucket: r.PathValue("bucket"), Stream: r.PathValue("stream"), StreamId: in.StreamID, MatchSeq: in.MatchSeq,
 		ProducerId: in.ProducerID, ProducerEpoch: in.ProducerEpoch, BatchSeq: in.BatchSeq, Seal: in.Seal, FencingToken: in.FencingToken,
-	}
+	}.Build()
 	for i, one := range in.Records {
 		rec, err := one.toRecord(fmt.Sprintf("records[%d]", i))
 		if err != nil {
@@ -117,10 +117,10 @@ func (a *httpAPI) read(r *http.Request) (any, error) {
 		return nil, reason.Missing("server-sent events")
 	}
 	q := newQuery(r)
-	req := &novapb.ReadRequest{
+	req := novapb.ReadRequest_builder{
 		Bucket: r.PathValue("bucket"), Stream: r.PathValue("stream"), StreamId: q.text("stream_id"),
 		Clamp: q.bool("clamp"), Count: q.uint("count"), Bytes: q.uint("bytes"), Until: q.millis("until"), WaitMs: q.upTo("wait", validate.MaxWaitMillis),
-	}
+	}.Build()
 	starts := 0
 	if v := q.uint("seq"); v != nil {
 		req.Start = &novapb.ReadRequest_Seq{Seq: *v}
@@ -192,9 +192,9 @@ func (a *httpAPI) trim(r *http.Request) (any, error) {
 	if in.Seq == nil {
 		return nil, reason.Field("seq", "must be given")
 	}
-	res, err := a.appends.Trim(r.Context(), &novapb.TrimRequest{
+	res, err := a.appends.Trim(r.Context(), novapb.TrimRequest_builder{
 		Bucket: r.PathValue("bucket"), Stream: r.PathValue("stream"), StreamId: in.StreamID, Seq: *in.Seq, FencingToken: in.FencingToken,
-	})
+	}.Build())
 	if err != nil {
 		return nil, err
 	}
@@ -210,9 +210,9 @@ func (a *httpAPI) seal(r *http.Request) (any, error) {
 	if err := decodeBody(r, &in); err != nil {
 		return nil, err
 	}
-	res, err := a.appends.SealStream(r.Context(), &novapb.SealStreamRequest{
+	res, err := a.appends.SealStream(r.Context(), novapb.SealStreamRequest_builder{
 		Bucket: r.PathValue("bucket"), Stream: r.PathValue("stream"), StreamId: in.StreamID, MatchSeq: in.MatchSeq, FencingToken: in.FencingToken,
-	})
+	}.Build())
 	if err != nil {
 		return nil, err
 	}
@@ -231,9 +231,9 @@ func (a *httpAPI) fence(r *http.Request) (any, error) {
 	if in.Token == nil {
 		return nil, reason.Field("token", `must be given; "" clears it`)
 	}
-	res, err := a.appends.SetFencingToken(r.Context(), &novapb.SetFencingTokenRequest{
+	res, err := a.appends.SetFencingToken(r.Context(), novapb.SetFencingTokenRequest_builder{
 		Bucket: r.PathValue("bucket"), Stream: r.PathValue("stream"), StreamId: in.StreamID, Token: *in.Token, FencingToken: in.FencingToken,
-	})
+	}.Build())
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/metastore/fault"
 	"github.com/nova-stream/nova/libs/reason"
@@ -178,7 +177,7 @@ func TestUnfinishedCreationIsFinishedByWhoMeetsIt(t *testing.T) {
 			return create(ctx, s, "bucket", "s")
 		},
 		"update": func(ctx context.Context, s *Service) (*indexpb.StreamDescriptor, error) {
-			res, err := s.UpdateStream(ctx, &indexpb.UpdateStreamRequest{Bucket: "bucket", Stream: "s", Config: &novapb.StreamConfig{RetentionAgeMs: proto.Int64(77)}})
+			res, err := s.UpdateStream(ctx, &indexpb.UpdateStreamRequest{Bucket: "bucket", Stream: "s", Config: &novapb.StreamConfig{RetentionAgeMsPresence: &novapb.StreamConfig_RetentionAgeMs{RetentionAgeMs: 77}}})
 			return res.GetStream(), err
 		},
 	} {
@@ -519,7 +518,7 @@ func TestResolveCreatesWhereTheBucketSaysSo(t *testing.T) {
 		w := newWorld(t)
 		s, _ := w.process()
 		if _, err := s.CreateBucket(t.Context(), &indexpb.CreateBucketRequest{Bucket: "bucket", Config: &novapb.BucketConfig{
-			CreateStreamOnAppend: &c.onAppend, CreateStreamOnRead: &c.onRead,
+			CreateStreamOnAppendPresence: &novapb.BucketConfig_CreateStreamOnAppend{CreateStreamOnAppend: c.onAppend}, CreateStreamOnReadPresence: &novapb.BucketConfig_CreateStreamOnRead{CreateStreamOnRead: c.onRead},
 		}}); err != nil {
 			t.Fatal(err)
 		}

@@ -6,8 +6,6 @@ import (
 	"sync"
 	"testing"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/nova-stream/nova/libs/metastore/fault"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
@@ -64,7 +62,9 @@ func everyCrash(t *testing.T, prepare func(w *world), work func(ctx context.Cont
 
 // A repeat of a creation gets the first result, and another request does not.
 func TestCreateIsIdempotent(t *testing.T) {
-	set := func(age int64) *novapb.StreamConfig { return &novapb.StreamConfig{RetentionAgeMs: proto.Int64(age)} }
+	set := func(age int64) *novapb.StreamConfig {
+		return &novapb.StreamConfig{RetentionAgeMsPresence: &novapb.StreamConfig_RetentionAgeMs{RetentionAgeMs: age}}
+	}
 	for _, c := range []struct {
 		what         string
 		token, again string

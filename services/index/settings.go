@@ -1,8 +1,6 @@
 package index
 
 import (
-	"google.golang.org/protobuf/proto"
-
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
@@ -18,7 +16,7 @@ func available(c *novapb.StreamConfig) error {
 // bucketDefaults fills in what was not submitted.
 func bucketDefaults(c *novapb.BucketConfig) *novapb.BucketConfig {
 	out := &novapb.BucketConfig{
-		CreateStreamOnAppend: proto.Bool(c.GetCreateStreamOnAppend()), CreateStreamOnRead: proto.Bool(c.GetCreateStreamOnRead()),
+		CreateStreamOnAppendPresence: &novapb.BucketConfig_CreateStreamOnAppend{CreateStreamOnAppend: c.GetCreateStreamOnAppend()}, CreateStreamOnReadPresence: &novapb.BucketConfig_CreateStreamOnRead{CreateStreamOnRead: c.GetCreateStreamOnRead()},
 	}
 	out.DefaultStreamConfig = streamDefaults(c.GetDefaultStreamConfig(), nil)
 	return out
@@ -29,11 +27,11 @@ func mergeBucket(c, change *novapb.BucketConfig) {
 	if change == nil {
 		return
 	}
-	if change.CreateStreamOnAppend != nil {
-		c.CreateStreamOnAppend = proto.Bool(change.GetCreateStreamOnAppend())
+	if change.HasCreateStreamOnAppend() {
+		c.SetCreateStreamOnAppend(change.GetCreateStreamOnAppend())
 	}
-	if change.CreateStreamOnRead != nil {
-		c.CreateStreamOnRead = proto.Bool(change.GetCreateStreamOnRead())
+	if change.HasCreateStreamOnRead() {
+		c.SetCreateStreamOnRead(change.GetCreateStreamOnRead())
 	}
 	if d := change.GetDefaultStreamConfig(); d != nil {
 		c.DefaultStreamConfig = streamDefaults(d, c.GetDefaultStreamConfig())
@@ -43,12 +41,12 @@ func mergeBucket(c, change *novapb.BucketConfig) {
 // streamDefaults fills in what c lacks from fallback, then from the contract.
 func streamDefaults(c, fallback *novapb.StreamConfig) *novapb.StreamConfig {
 	out := &novapb.StreamConfig{
-		Profile:            novapb.StorageProfile_STORAGE_PROFILE_STANDARD,
-		RetentionAgeMs:     proto.Int64(0),
-		RetentionBytes:     proto.Uint64(0),
-		Timestamping:       novapb.TimestampingMode_TIMESTAMPING_MODE_CLIENT_PREFER,
-		UncappedTimestamps: proto.Bool(false),
-		DeleteOnEmptyMs:    proto.Int64(0),
+		Profile:                    novapb.StorageProfile_STORAGE_PROFILE_STANDARD,
+		RetentionAgeMsPresence:     &novapb.StreamConfig_RetentionAgeMs{RetentionAgeMs: 0},
+		RetentionBytesPresence:     &novapb.StreamConfig_RetentionBytes{RetentionBytes: 0},
+		Timestamping:               novapb.TimestampingMode_TIMESTAMPING_MODE_CLIENT_PREFER,
+		UncappedTimestampsPresence: &novapb.StreamConfig_UncappedTimestamps{UncappedTimestamps: false},
+		DeleteOnEmptyMsPresence:    &novapb.StreamConfig_DeleteOnEmptyMs{DeleteOnEmptyMs: 0},
 	}
 	mergeStream(out, fallback)
 	mergeStream(out, c)
@@ -63,19 +61,19 @@ func mergeStream(c, change *novapb.StreamConfig) {
 	if change.GetProfile() != novapb.StorageProfile_STORAGE_PROFILE_UNSPECIFIED {
 		c.Profile = change.GetProfile()
 	}
-	if change.RetentionAgeMs != nil {
-		c.RetentionAgeMs = proto.Int64(change.GetRetentionAgeMs())
+	if change.HasRetentionAgeMs() {
+		c.SetRetentionAgeMs(change.GetRetentionAgeMs())
 	}
-	if change.RetentionBytes != nil {
-		c.RetentionBytes = proto.Uint64(change.GetRetentionBytes())
+	if change.HasRetentionBytes() {
+		c.SetRetentionBytes(change.GetRetentionBytes())
 	}
 	if change.GetTimestamping() != novapb.TimestampingMode_TIMESTAMPING_MODE_UNSPECIFIED {
 		c.Timestamping = change.GetTimestamping()
 	}
-	if change.UncappedTimestamps != nil {
-		c.UncappedTimestamps = proto.Bool(change.GetUncappedTimestamps())
+	if change.HasUncappedTimestamps() {
+		c.SetUncappedTimestamps(change.GetUncappedTimestamps())
 	}
-	if change.DeleteOnEmptyMs != nil {
-		c.DeleteOnEmptyMs = proto.Int64(change.GetDeleteOnEmptyMs())
+	if change.HasDeleteOnEmptyMs() {
+		c.SetDeleteOnEmptyMs(change.GetDeleteOnEmptyMs())
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/config"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -81,7 +80,7 @@ func appends(t *testing.T, n *novad.Node) novapb.AppendServiceClient {
 	}
 	t.Cleanup(func() { conn.Close() })
 	if _, err := novapb.NewBucketServiceClient(conn).CreateBucket(t.Context(), &novapb.CreateBucketRequest{
-		Bucket: "test", RequestToken: "once", Config: &novapb.BucketConfig{CreateStreamOnAppend: proto.Bool(true)},
+		Bucket: "test", RequestToken: "once", Config: &novapb.BucketConfig{CreateStreamOnAppendPresence: &novapb.BucketConfig_CreateStreamOnAppend{CreateStreamOnAppend: true}},
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package reader
 import (
 	"context"
 
+	"github.com/nova-stream/nova/libs/optional"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -30,7 +31,7 @@ func (s *Service) Read(ctx context.Context, req *novapb.ReadRequest) (*novapb.Re
 
 func (s *Service) read(ctx context.Context, id stream.ID, key *sequencerpb.StreamKey, req *novapb.ReadRequest) (*novapb.ReadResponse, error) {
 	fetch := &sequencerpb.FetchRequest{Stream: key, Clamp: req.GetClamp(), MaxBytes: pageBytes, WaitMs: req.GetWaitMs()}
-	c := cursor{limits: limits{count: copied(req.Count), bytes: copied(req.Bytes), until: req.Until}}
+	c := cursor{limits: limitsOf(req)}
 	switch at := req.GetStart().(type) {
 	case *novapb.ReadRequest_Seq:
 		fetch.Start = &sequencerpb.FetchRequest_Seq{Seq: at.Seq}
@@ -83,10 +84,19 @@ func (s *Service) read(ctx context.Context, id stream.ID, key *sequencerpb.Strea
 	return out, nil
 }
 
-func copied(v *uint64) *uint64 {
-	if v == nil {
-		return nil
+// limited is a read or a subscription.
+type limited interface {
+	HasCount() bool
+	GetCount() uint64
+	HasBytes() bool
+	GetBytes() uint64
+	HasUntil() bool
+	GetUntil() int64
+}
+
+func limitsOf(r limited) limits {
+	return limits{
+		count: optional.Of(r.HasCount(), r.GetCount()), bytes: optional.Of(r.HasBytes(), r.GetBytes()),
+		until: optional.Of(r.HasUntil(), r.GetUntil()),
 	}
-	n := *v
-	return &n
 }

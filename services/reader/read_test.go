@@ -57,16 +57,16 @@ func TestPages(t *testing.T) {
 			{"none of the last", &novapb.ReadRequest{Start: &novapb.ReadRequest_TailOffset{}}, 10, 0, false},
 			{"clamp below", &novapb.ReadRequest{Start: atSeq(0), Clamp: true}, 2, 8, false},
 			{"clamp beyond", &novapb.ReadRequest{Start: atSeq(77), Clamp: true}, 10, 0, false},
-			{"count", &novapb.ReadRequest{Count: ptr(uint64(5))}, 2, 5, true},
-			{"count of all", &novapb.ReadRequest{Count: ptr(uint64(8))}, 2, 8, true},
-			{"count of none", &novapb.ReadRequest{Count: ptr(uint64(0))}, 2, 0, true},
-			{"bytes of two records", &novapb.ReadRequest{Bytes: ptr(2*size + 1)}, 2, 2, true},
-			{"bytes of no record: the first all the same", &novapb.ReadRequest{Bytes: ptr(uint64(1))}, 2, 1, true},
-			{"bytes 0 reads nothing", &novapb.ReadRequest{Start: atSeq(5), Bytes: ptr(uint64(0))}, 5, 0, true},
-			{"bytes 0 finds a time", &novapb.ReadRequest{Start: &novapb.ReadRequest_Timestamp{Timestamp: 1051}, Bytes: ptr(uint64(0)), WaitMs: 60000}, 5, 0, true},
-			{"until a record", &novapb.ReadRequest{Until: ptr(int64(1050))}, 2, 2, true},
-			{"until before all", &novapb.ReadRequest{Until: ptr(int64(0))}, 2, 0, true},
-			{"until after all", &novapb.ReadRequest{Until: ptr(int64(9999))}, 2, 8, false},
+			{"count", &novapb.ReadRequest{CountPresence: &novapb.ReadRequest_Count{Count: uint64(5)}}, 2, 5, true},
+			{"count of all", &novapb.ReadRequest{CountPresence: &novapb.ReadRequest_Count{Count: uint64(8)}}, 2, 8, true},
+			{"count of none", &novapb.ReadRequest{CountPresence: &novapb.ReadRequest_Count{Count: uint64(0)}}, 2, 0, true},
+			{"bytes of two records", &novapb.ReadRequest{BytesPresence: &novapb.ReadRequest_Bytes{Bytes: 2*size + 1}}, 2, 2, true},
+			{"bytes of no record: the first all the same", &novapb.ReadRequest{BytesPresence: &novapb.ReadRequest_Bytes{Bytes: uint64(1)}}, 2, 1, true},
+			{"bytes 0 reads nothing", &novapb.ReadRequest{Start: atSeq(5), BytesPresence: &novapb.ReadRequest_Bytes{Bytes: uint64(0)}}, 5, 0, true},
+			{"bytes 0 finds a time", &novapb.ReadRequest{Start: &novapb.ReadRequest_Timestamp{Timestamp: 1051}, BytesPresence: &novapb.ReadRequest_Bytes{Bytes: uint64(0)}, WaitMs: 60000}, 5, 0, true},
+			{"until a record", &novapb.ReadRequest{UntilPresence: &novapb.ReadRequest_Until{Until: int64(1050)}}, 2, 2, true},
+			{"until before all", &novapb.ReadRequest{UntilPresence: &novapb.ReadRequest_Until{Until: int64(0)}}, 2, 0, true},
+			{"until after all", &novapb.ReadRequest{UntilPresence: &novapb.ReadRequest_Until{Until: int64(9999)}}, 2, 8, false},
 		} {
 			t.Run(fmt.Sprintf("%s, window %v", c.name, window), func(t *testing.T) {
 				res := w.mustRead(c.req, c.first, c.n)
@@ -82,15 +82,22 @@ func TestPages(t *testing.T) {
 }
 
 func TestBadStarts(t *testing.T) {
+	from := func(seq uint64, limited bool) *novapb.ReadRequest {
+		req := &novapb.ReadRequest{Start: atSeq(seq)}
+		if limited {
+			req.SetBytes(0)
+		}
+		return req
+	}
 	w, s := tenRecords(t, Config{})
 	w.change(s, func() { s.trim = 3 })
-	for _, bytes := range []*uint64{nil, ptr(uint64(0))} { // reading nothing does not make a start good
-		_, err := w.read(&novapb.ReadRequest{Start: atSeq(2), Bytes: bytes})
+	for _, limited := range []bool{false, true} { // reading nothing does not make a start good
+		_, err := w.read(from(2, limited))
 		want(t, err, codes.OutOfRange, reason.Trimmed)
 		if first, _ := reason.Number(err, reason.KeyFirstSeq); first != 3 {
 			t.Errorf("first is %d", first)
 		}
-		_, err = w.read(&novapb.ReadRequest{Start: atSeq(11), Bytes: bytes})
+		_, err = w.read(from(11, limited))
 		want(t, err, codes.OutOfRange, reason.BeyondTail)
 		if tail, _ := reason.Number(err, reason.KeyTail); tail != 10 {
 			t.Errorf("tail is %d", tail)
@@ -105,7 +112,7 @@ func TestContentHashesOfPagesJoin(t *testing.T) {
 	w, s := tenRecords(t, Config{})
 	var hash uint64
 	for at := uint64(0); at < 10; {
-		res := w.mustRead(&novapb.ReadRequest{Start: atSeq(at), Count: ptr(min(3, 10-at))}, int(at), int(min(3, 10-at)))
+		res := w.mustRead(&novapb.ReadRequest{Start: atSeq(at), CountPresence: &novapb.ReadRequest_Count{Count: min(3, 10-at)}}, int(at), int(min(3, 10-at)))
 		if res.GetHashBefore() != hash {
 			t.Fatalf("at %d: hash before is %016x, the page before ended with %016x", at, res.GetHashBefore(), hash)
 		}
@@ -225,7 +232,7 @@ func TestEndOfStream(t *testing.T) {
 	if res := w.mustRead(&novapb.ReadRequest{Start: atSeq(8), WaitMs: 60000}, 8, 2); !res.GetEndOfStream() {
 		t.Error("the last page is not the end")
 	}
-	if res := w.mustRead(&novapb.ReadRequest{Start: atSeq(8), Count: ptr(uint64(1))}, 8, 1); res.GetEndOfStream() {
+	if res := w.mustRead(&novapb.ReadRequest{Start: atSeq(8), CountPresence: &novapb.ReadRequest_Count{Count: uint64(1)}}, 8, 1); res.GetEndOfStream() {
 		t.Error("one before the end is the end")
 	}
 	if res := w.mustRead(&novapb.ReadRequest{Start: atSeq(10), WaitMs: 60000}, 10, 0); !res.GetEndOfStream() {

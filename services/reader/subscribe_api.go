@@ -32,7 +32,7 @@ func (s *Service) subscribe(ctx context.Context, req *novapb.SubscribeRequest, s
 		if ms := req.GetHeartbeatMs(); ms > 0 {
 			sub.heartbeat = time.Duration(ms) * time.Millisecond
 		}
-		sub.cursor.limits = limits{count: copied(req.Count), bytes: copied(req.Bytes), until: req.Until}
+		sub.cursor.limits = limitsOf(req)
 		err := sub.run(ctx, sub.first(req))
 		if sub.begun {
 			// From the first message on, the subscription is of this stream: it does

@@ -136,14 +136,14 @@ func TestSubscriptionStartsAndLimits(t *testing.T) {
 		req      *novapb.SubscribeRequest
 		from, to uint64
 	}{
-		{"first retained", &novapb.SubscribeRequest{Count: ptr(uint64(3))}, 2, 5},
-		{"number", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Seq{Seq: 4}, Count: ptr(uint64(6))}, 4, 10},
-		{"clamp", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Seq{Seq: 0}, Clamp: true, Count: ptr(uint64(1))}, 2, 3},
-		{"time", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Timestamp{Timestamp: 1051}, Count: ptr(uint64(2))}, 5, 7},
-		{"last", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_TailOffset{TailOffset: 2}, Count: ptr(uint64(2))}, 8, 10},
-		{"bytes", &novapb.SubscribeRequest{Bytes: ptr(2 * size)}, 2, 4},
-		{"bytes 0", &novapb.SubscribeRequest{Bytes: ptr(uint64(0))}, 2, 2},
-		{"until", &novapb.SubscribeRequest{Until: ptr(int64(1050))}, 2, 4},
+		{"first retained", &novapb.SubscribeRequest{CountPresence: &novapb.SubscribeRequest_Count{Count: uint64(3)}}, 2, 5},
+		{"number", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Seq{Seq: 4}, CountPresence: &novapb.SubscribeRequest_Count{Count: uint64(6)}}, 4, 10},
+		{"clamp", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Seq{Seq: 0}, Clamp: true, CountPresence: &novapb.SubscribeRequest_Count{Count: uint64(1)}}, 2, 3},
+		{"time", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Timestamp{Timestamp: 1051}, CountPresence: &novapb.SubscribeRequest_Count{Count: uint64(2)}}, 5, 7},
+		{"last", &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_TailOffset{TailOffset: 2}, CountPresence: &novapb.SubscribeRequest_Count{Count: uint64(2)}}, 8, 10},
+		{"bytes", &novapb.SubscribeRequest{BytesPresence: &novapb.SubscribeRequest_Bytes{Bytes: 2 * size}}, 2, 4},
+		{"bytes 0", &novapb.SubscribeRequest{BytesPresence: &novapb.SubscribeRequest_Bytes{Bytes: uint64(0)}}, 2, 2},
+		{"until", &novapb.SubscribeRequest{UntilPresence: &novapb.SubscribeRequest_Until{Until: int64(1050)}}, 2, 4},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := w.subscribe(c.req, c.from)
@@ -156,7 +156,7 @@ func TestSubscriptionStartsAndLimits(t *testing.T) {
 	want(t, w.subscribe(&novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Seq{Seq: 11}}, 11).fails(), codes.OutOfRange, reason.BeyondTail)
 
 	// A time to come: records before it are passed over when they come.
-	f := w.subscribe(&novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Timestamp{Timestamp: s.time + 30}, Count: ptr(uint64(2))}, 10)
+	f := w.subscribe(&novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Timestamp{Timestamp: s.time + 30}, CountPresence: &novapb.SubscribeRequest_Count{Count: uint64(2)}}, 10)
 	if m, err := f.receive(); err != nil || len(m.GetRecords()) != 0 {
 		t.Fatalf("%v, %v", m, err)
 	}
@@ -184,7 +184,7 @@ func TestHeartbeats(t *testing.T) {
 // doubled, and the content hashes join.
 func TestSubscriptionResumes(t *testing.T) {
 	w, s := tenRecords(t, Config{})
-	first := w.subscribe(&novapb.SubscribeRequest{Count: ptr(uint64(4))}, 0)
+	first := w.subscribe(&novapb.SubscribeRequest{CountPresence: &novapb.SubscribeRequest_Count{Count: uint64(4)}}, 0)
 	if err := first.fails(); !errors.Is(err, errEnd) {
 		t.Fatal(err)
 	}

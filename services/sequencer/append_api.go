@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/nova-stream/nova/libs/bundle"
+	"github.com/nova-stream/nova/libs/optional"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/libs/telemetry"
@@ -24,7 +25,7 @@ func (s *Service) appendOne(ctx context.Context, req *novapb.AppendRequest) (*no
 		return nil, reason.WithOutcome(err, reason.NotCommitted)
 	}
 	r := appendRequest(batchFields{
-		records: req.GetRecords(), match: req.MatchSeq, token: req.FencingToken, seal: req.GetSeal(),
+		records: req.GetRecords(), match: optional.Of(req.HasMatchSeq(), req.GetMatchSeq()), token: optional.Of(req.HasFencingToken(), req.GetFencingToken()), seal: req.GetSeal(),
 		producer: stream.Producer{ID: req.GetProducerId(), Epoch: req.GetProducerEpoch(), Batch: req.GetBatchSeq()},
 	})
 	r.span = telemetry.PackSpan(ctx)
@@ -78,7 +79,7 @@ func appendRequest(b batchFields) *request {
 		rec := &r.records[i]
 		rec.Body = in.GetBody()
 		rec.Timestamp = noTimestamp
-		if in.Timestamp != nil {
+		if in.HasTimestamp() {
 			rec.Timestamp = stream.Millis(in.GetTimestamp())
 		}
 		if hs := in.GetHeaders(); len(hs) > 0 {

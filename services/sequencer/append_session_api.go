@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nova-stream/nova/libs/head"
+	"github.com/nova-stream/nova/libs/optional"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/libs/telemetry"
@@ -138,7 +139,7 @@ func (s *Service) takeBatches(
 func (s *Service) queueBatch(ctx context.Context, st *openStream, session *session, open *novapb.AppendSessionOpen, b *novapb.AppendSessionBatch) sessionBatch {
 	ctx, span := startAppend(ctx, open.GetBucket(), open.GetStream())
 	r := appendRequest(batchFields{
-		records: b.GetRecords(), match: b.MatchSeq, token: b.FencingToken, seal: b.GetSeal(),
+		records: b.GetRecords(), match: optional.Of(b.HasMatchSeq(), b.GetMatchSeq()), token: optional.Of(b.HasFencingToken(), b.GetFencingToken()), seal: b.GetSeal(),
 		producer: stream.Producer{ID: open.GetProducerId(), Epoch: open.GetProducerEpoch(), Batch: b.GetBatchSeq()},
 	})
 	r.session, r.span = session, telemetry.PackSpan(ctx)

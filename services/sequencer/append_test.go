@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/reason"
@@ -77,13 +76,13 @@ func TestRefusalIsHeldBack(t *testing.T) {
 	w.writer.script(always(hold))
 	first := l.pending(batch(d, "a"))
 	wrong := batch(d, "x")
-	wrong.MatchSeq = proto.Uint64(0)
+	wrong.SetMatchSeq(0)
 	refused := l.begin(t.Context(), wrong)
 	eventually(t, "the refusal waits", func() bool { _, waits := l.inflight(d); return waits == 2 || len(refused) > 0 })
 	silent(t, "what may still come true", refused)
 	// The next number is 1, for all who come now.
 	right := batch(d, "b")
-	right.MatchSeq = proto.Uint64(1)
+	right.SetMatchSeq(1)
 	second := l.pending(right)
 	w.writer.release()
 	wantAck(t, receive(t, first), 0, 1)
@@ -104,7 +103,7 @@ func TestHeldRefusalIsDroppedWithTheLeadership(t *testing.T) {
 	w.writer.script(always(lose))
 	first := l.pending(batch(d, "a"))
 	wrong := batch(d, "x")
-	wrong.MatchSeq = proto.Uint64(0)
+	wrong.SetMatchSeq(0)
 	refused := l.begin(t.Context(), wrong)
 	eventually(t, "the refusal waits", func() bool { _, waits := l.inflight(d); return waits == 2 || len(refused) > 0 })
 	silent(t, "what may still come true", refused)
@@ -129,7 +128,7 @@ func TestTokenHoldsFromItsEntryOn(t *testing.T) {
 	eventually(t, "the token is under way", func() bool { n, _ := l.inflight(d); return n == 1 })
 	with := func(token, body string) *novapb.AppendRequest {
 		req := batch(d, body)
-		req.FencingToken = proto.String(token)
+		req.SetFencingToken(token)
 		return req
 	}
 	old := l.begin(t.Context(), with("", "x"))
@@ -295,14 +294,15 @@ func TestTimestampsNeverDecrease(t *testing.T) {
 	l := w.lead(Config{})
 	d := w.stream(&novapb.StreamConfig{Timestamping: novapb.TimestampingMode_TIMESTAMPING_MODE_CLIENT_REQUIRE})
 	req := batch(d, "a", "b")
-	req.Records[0].Timestamp, req.Records[1].Timestamp = proto.Int64(2000), proto.Int64(1000)
+	req.Records[0].SetTimestamp(2000)
+	req.Records[1].SetTimestamp(1000)
 	if ack := l.append(req, 0, 2); ack.GetFirstTimestamp() != 2000 || ack.GetLastTimestamp() != 2000 {
 		t.Errorf("ack %v", ack)
 	}
 	_, err := l.Append(t.Context(), batch(d, "x"))
 	wantRefusal(t, err, "")
 	req = batch(d, "c")
-	req.Records[0].Timestamp = proto.Int64(1500)
+	req.Records[0].SetTimestamp(1500)
 	if ack := l.append(req, 2, 3); ack.GetFirstTimestamp() != 2000 {
 		t.Errorf("ack %v", ack)
 	}

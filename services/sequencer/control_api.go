@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/nova-stream/nova/libs/bundle"
+	"github.com/nova-stream/nova/libs/optional"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/libs/telemetry"
@@ -15,7 +16,7 @@ import (
 // Trim makes records below a number invisible.
 func (s *Service) Trim(ctx context.Context, req *novapb.TrimRequest) (*novapb.TrimResponse, error) {
 	r := newRequest(bundle.KindTrim)
-	r.trim, r.token = stream.Seq(req.GetSeq()), req.FencingToken
+	r.trim, r.token = stream.Seq(req.GetSeq()), optional.Of(req.HasFencingToken(), req.GetFencingToken())
 	res, err := s.control(ctx, req, r)
 	if err != nil {
 		return nil, err
@@ -26,7 +27,7 @@ func (s *Service) Trim(ctx context.Context, req *novapb.TrimRequest) (*novapb.Tr
 // SealStream closes a stream for appends.
 func (s *Service) SealStream(ctx context.Context, req *novapb.SealStreamRequest) (*novapb.SealStreamResponse, error) {
 	r := newRequest(bundle.KindSeal)
-	r.match, r.token = req.MatchSeq, req.FencingToken
+	r.match, r.token = optional.Of(req.HasMatchSeq(), req.GetMatchSeq()), optional.Of(req.HasFencingToken(), req.GetFencingToken())
 	res, err := s.control(ctx, req, r)
 	if err != nil {
 		return nil, err
@@ -37,7 +38,7 @@ func (s *Service) SealStream(ctx context.Context, req *novapb.SealStreamRequest)
 // SetFencingToken sets or clears the stream's token.
 func (s *Service) SetFencingToken(ctx context.Context, req *novapb.SetFencingTokenRequest) (*novapb.SetFencingTokenResponse, error) {
 	r := newRequest(bundle.KindToken)
-	r.setToken, r.token = req.GetToken(), req.FencingToken
+	r.setToken, r.token = req.GetToken(), optional.Of(req.HasFencingToken(), req.GetFencingToken())
 	res, err := s.control(ctx, req, r)
 	if err != nil {
 		return nil, err

@@ -4,8 +4,6 @@ import (
 	"slices"
 	"testing"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
@@ -106,7 +104,7 @@ func TestAppendThatSealsIsTheLast(t *testing.T) {
 	w.writer.release()
 	wantAck(t, receive(t, a), 0, 1)
 	wantRefusal(t, receive(t, late).err, reason.StreamSealed)
-	empty := &novapb.AppendRequest{Bucket: "bucket", Stream: d.GetName(), Seal: true, MatchSeq: proto.Uint64(7)}
+	empty := &novapb.AppendRequest{Bucket: "bucket", Stream: d.GetName(), Seal: true, MatchSeqPresence: &novapb.AppendRequest_MatchSeq{MatchSeq: 7}}
 	l.append(empty, 1, 1) // it is sealed already
 	w.wantStored(d, "a")
 }

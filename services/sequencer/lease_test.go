@@ -5,8 +5,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/nova-stream/nova/libs/metastore/fault"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
@@ -51,7 +49,7 @@ func TestNothingIsAnsweredFromMemoryWithoutALease(t *testing.T) {
 		l.rows.Script(fault.Rule{Op: fault.Put, Prefix: "life/", Do: fault.FailBefore})
 		time.Sleep(10 * time.Second)
 		wrong := batch(d, "x")
-		wrong.MatchSeq = proto.Uint64(7)
+		wrong.SetMatchSeq(7)
 		_, err := l.Append(t.Context(), wrong)
 		wantRefusal(t, err, reason.NoLeader)
 		if _, err := l.GetState(t.Context(), &sequencerpb.GetStateRequest{Stream: key(d)}); !reason.Is(err, reason.NoLeader) {

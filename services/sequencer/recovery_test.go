@@ -200,7 +200,7 @@ func TestSuccessorRemembersWhatTheStreamDoes(t *testing.T) {
 		t.Errorf("the repeat: %v, the first was %v", ack, first)
 	}
 	req = batch(d, "x")
-	req.FencingToken = new(string)
+	req.SetFencingToken("")
 	_, err := next.Append(t.Context(), req)
 	wantRefusal(t, err, reason.Fenced)
 	if st := next.state(d); st.GetTrim() != 1 || st.GetTail() != 2 {

@@ -7,8 +7,6 @@ import (
 	"io"
 	"testing"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -107,7 +105,7 @@ func TestSessionStoresNothingBehindAFailure(t *testing.T) {
 	w.writer.script(always(hold))
 	s.batch(&novapb.AppendSessionBatch{Records: records("a")})
 	eventually(t, "it is under way", func() bool { n, _ := l.inflight(d); return n == 1 })
-	s.batch(&novapb.AppendSessionBatch{Records: records("x"), MatchSeq: proto.Uint64(7)})
+	s.batch(&novapb.AppendSessionBatch{Records: records("x"), MatchSeqPresence: &novapb.AppendSessionBatch_MatchSeq{MatchSeq: 7}})
 	s.batch(&novapb.AppendSessionBatch{Records: records("y")})
 	eventually(t, "both wait", func() bool { _, waits := l.inflight(d); return waits == 3 })
 	// Others are not held up.

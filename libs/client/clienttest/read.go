@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/nova-stream/nova/libs/optional"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
@@ -91,12 +92,18 @@ func (c *cursor) exhausted() bool {
 	return c.count != nil && *c.count == 0 || c.bytes != nil && *c.bytes == 0
 }
 
-func copied(v *uint64) *uint64 {
-	if v == nil {
-		return nil
+func limitsOf(r interface {
+	HasCount() bool
+	GetCount() uint64
+	HasBytes() bool
+	GetBytes() uint64
+	HasUntil() bool
+	GetUntil() int64
+}) cursor {
+	return cursor{
+		count: optional.Of(r.HasCount(), r.GetCount()), bytes: optional.Of(r.HasBytes(), r.GetBytes()),
+		until: optional.Of(r.HasUntil(), r.GetUntil()),
 	}
-	n := *v
-	return &n
 }
 
 func (st *state) around(records []*novapb.Record) (before, after uint64) {
@@ -120,7 +127,7 @@ func (rs readService) Read(ctx context.Context, r *novapb.ReadRequest) (*novapb.
 	}
 	rs.s.mu.Lock()
 	defer rs.s.mu.Unlock()
-	c := cursor{count: copied(r.Count), bytes: copied(r.Bytes), until: r.Until}
+	c := limitsOf(r)
 	var seq, offset *uint64
 	var at *int64
 	switch v := r.GetStart().(type) {
@@ -149,7 +156,7 @@ func (rs readService) Subscribe(r *novapb.SubscribeRequest, srv novapb.ReadServi
 	if _, err := rs.s.find(srv.Context(), r); err != nil {
 		return err
 	}
-	c := cursor{count: copied(r.Count), bytes: copied(r.Bytes), until: r.Until}
+	c := limitsOf(r)
 	var seq, offset *uint64
 	var at *int64
 	switch v := r.GetStart().(type) {

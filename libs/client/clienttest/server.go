@@ -285,7 +285,7 @@ func (s *Server) storeLocked(st *state, b batch) (*novapb.AppendAck, error) {
 	var scratch []byte
 	for i, in := range b.records {
 		ts := now
-		if in.Timestamp != nil {
+		if in.HasTimestamp() {
 			ts = min(now, stream.Millis(in.GetTimestamp()))
 		}
 		last = max(last, ts)

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/nova-stream/nova/libs/optional"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -27,7 +28,7 @@ func (a appendService) Append(ctx context.Context, r *novapb.AppendRequest) (*no
 		return nil, reason.WithOutcome(err, reason.NotCommitted)
 	}
 	ack, err := a.s.accept(r, batch{
-		records: r.GetRecords(), match: r.MatchSeq, token: r.FencingToken, seal: r.GetSeal(),
+		records: r.GetRecords(), match: optional.Of(r.HasMatchSeq(), r.GetMatchSeq()), token: optional.Of(r.HasFencingToken(), r.GetFencingToken()), seal: r.GetSeal(),
 		producer: stream.Producer{ID: r.GetProducerId(), Epoch: r.GetProducerEpoch(), Batch: r.GetBatchSeq()},
 	})
 	if err != nil {
@@ -111,7 +112,7 @@ func (a appendService) receive(srv novapb.AppendService_AppendSessionServer, ope
 			got.err = reason.WithOutcome(status.Error(codes.Aborted, "an earlier batch of the session failed"), reason.NotCommitted)
 		} else if got.err = reason.WithOutcome(check(m), reason.NotCommitted); got.err == nil {
 			got.ack, got.err = a.s.accept(open, batch{
-				records: b.GetRecords(), match: b.MatchSeq, token: b.FencingToken, seal: b.GetSeal(),
+				records: b.GetRecords(), match: optional.Of(b.HasMatchSeq(), b.GetMatchSeq()), token: optional.Of(b.HasFencingToken(), b.GetFencingToken()), seal: b.GetSeal(),
 				producer: stream.Producer{ID: open.GetProducerId(), Epoch: open.GetProducerEpoch(), Batch: b.GetBatchSeq()},
 			})
 		}
@@ -132,8 +133,15 @@ func failureOf(err error) *novapb.AppendSessionFailure {
 	return &novapb.AppendSessionFailure{Code: int32(reason.Code(err)), Reason: string(reason.Of(err)), Message: status.Convert(err).Message(), Outcome: o}
 }
 
+// guarded names a stream, and perhaps the token it must have.
+type guarded interface {
+	named
+	HasFencingToken() bool
+	GetFencingToken() string
+}
+
 // write finds a stream and runs f on it.
-func (a appendService) write(ctx context.Context, r named, token *string, f func(*state) error) error {
+func (a appendService) write(ctx context.Context, r guarded, f func(*state) error) error {
 	if err := a.s.at(Calling); err != nil {
 		return err
 	}
@@ -144,7 +152,7 @@ func (a appendService) write(ctx context.Context, r named, token *string, f func
 	if err != nil {
 		return err
 	}
-	if token != nil && *token != st.token {
+	if r.HasFencingToken() && r.GetFencingToken() != st.token {
 		return reason.New(codes.Aborted, reason.Fenced, "fencing_token is not the stream's token")
 	}
 	defer a.s.notifyLocked()
@@ -153,7 +161,7 @@ func (a appendService) write(ctx context.Context, r named, token *string, f func
 
 func (a appendService) Trim(ctx context.Context, r *novapb.TrimRequest) (*novapb.TrimResponse, error) {
 	out := &novapb.TrimResponse{}
-	return out, a.write(ctx, r, r.FencingToken, func(st *state) error {
+	return out, a.write(ctx, r, func(st *state) error {
 		if r.GetSeq() > st.tail() {
 			return reason.New(codes.OutOfRange, reason.BeyondTail, "seq is beyond the tail", reason.KeyTail, reason.Text(st.tail()))
 		}
@@ -165,7 +173,7 @@ func (a appendService) Trim(ctx context.Context, r *novapb.TrimRequest) (*novapb
 
 func (a appendService) SealStream(ctx context.Context, r *novapb.SealStreamRequest) (*novapb.SealStreamResponse, error) {
 	out := &novapb.SealStreamResponse{}
-	return out, a.write(ctx, r, r.FencingToken, func(st *state) error {
+	return out, a.write(ctx, r, func(st *state) error {
 		st.sealed, out.Tail = true, st.tail()
 		return nil
 	})
@@ -173,7 +181,7 @@ func (a appendService) SealStream(ctx context.Context, r *novapb.SealStreamReque
 
 func (a appendService) SetFencingToken(ctx context.Context, r *novapb.SetFencingTokenRequest) (*novapb.SetFencingTokenResponse, error) {
 	out := &novapb.SetFencingTokenResponse{}
-	return out, a.write(ctx, r, r.FencingToken, func(st *state) error {
+	return out, a.write(ctx, r, func(st *state) error {
 		st.token, out.Tail = r.GetToken(), st.tail()
 		return nil
 	})

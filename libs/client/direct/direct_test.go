@@ -235,7 +235,7 @@ func TestRecordsNeedNoGateway(t *testing.T) {
 		t.Fatalf("read: %d records, %v", len(page.GetRecords()), err)
 	}
 	count := uint64(41)
-	sub, err := c.Reads.Subscribe(within(t), &novapb.SubscribeRequest{Bucket: bucket, Stream: name, Count: &count})
+	sub, err := c.Reads.Subscribe(within(t), &novapb.SubscribeRequest{Bucket: bucket, Stream: name, CountPresence: &novapb.SubscribeRequest_Count{Count: count}})
 	if err != nil {
 		t.Fatal(err)
 	}

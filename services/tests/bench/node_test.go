@@ -104,7 +104,7 @@ func create(tb testing.TB, c *client.Client) {
 	tb.Helper()
 	yes := true
 	if _, err := c.Buckets.CreateBucket(tb.Context(), &novapb.CreateBucketRequest{
-		Bucket: bucket, RequestToken: "bench", Config: &novapb.BucketConfig{CreateStreamOnAppend: &yes},
+		Bucket: bucket, RequestToken: "bench", Config: &novapb.BucketConfig{CreateStreamOnAppendPresence: &novapb.BucketConfig_CreateStreamOnAppend{CreateStreamOnAppend: yes}},
 	}); err != nil {
 		tb.Fatal(err)
 	}

@@ -171,9 +171,9 @@ func TestSessionStopsAtItsFirstFailure(t *testing.T) {
 		}
 		batches := []*novapb.AppendSessionBatch{
 			{Records: records("a")},
-			{Records: records("no"), MatchSeq: ptr(uint64(7))},
+			{Records: records("no"), MatchSeqPresence: &novapb.AppendSessionBatch_MatchSeq{MatchSeq: uint64(7)}},
 			{Records: records("no")},
-			{Records: records("no"), MatchSeq: ptr(uint64(1))},
+			{Records: records("no"), MatchSeqPresence: &novapb.AppendSessionBatch_MatchSeq{MatchSeq: uint64(1)}},
 		}
 		for _, b := range batches {
 			if err := ses.Send(batch(b)); err != nil {
@@ -217,7 +217,7 @@ func TestMatchSeqHasOneWinner(t *testing.T) {
 			for i := range racers {
 				wg.Go(func() {
 					req := request("s", fmt.Sprint(round, "/", i))
-					req.MatchSeq = &round
+					req.SetMatchSeq(round)
 					err := c.appendErr(t.Context(), req)
 					if err == nil {
 						mu.Lock()

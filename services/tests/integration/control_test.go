@@ -65,7 +65,7 @@ func TestSeal(t *testing.T) {
 	eachShape(t, func(t *testing.T, d deployment, c *client) {
 		c.create(t, "s", nil)
 		c.append(t, 0, "s", "a", "b")
-		_, err := c.appends.SealStream(t.Context(), &novapb.SealStreamRequest{Bucket: bucket, Stream: "s", MatchSeq: ptr(uint64(1))})
+		_, err := c.appends.SealStream(t.Context(), &novapb.SealStreamRequest{Bucket: bucket, Stream: "s", MatchSeqPresence: &novapb.SealStreamRequest_MatchSeq{MatchSeq: uint64(1)}})
 		wantErr(t, err, codes.FailedPrecondition, reason.SeqMismatch)
 		wantNumber(t, err, reason.KeyTail, 2)
 		for i := range 3 {
@@ -117,12 +117,14 @@ func TestFencingToken(t *testing.T) {
 	eachShape(t, func(t *testing.T, d deployment, c *client) {
 		c.create(t, "s", nil)
 		set := func(token string, expect *string) error {
-			_, err := c.appends.SetFencingToken(t.Context(), &novapb.SetFencingTokenRequest{Bucket: bucket, Stream: "s", Token: token, FencingToken: expect})
+			_, err := c.appends.SetFencingToken(t.Context(), novapb.SetFencingTokenRequest_builder{Bucket: bucket, Stream: "s", Token: token, FencingToken: expect}.Build())
 			return err
 		}
 		with := func(token *string, body string) error {
 			req := request("s", body)
-			req.FencingToken = token
+			if token != nil {
+				req.SetFencingToken(*token)
+			}
 			return c.appendErr(t.Context(), req)
 		}
 		ok := func(err error) {
@@ -147,9 +149,9 @@ func TestFencingToken(t *testing.T) {
 		c = dial(t, d.address())
 		fenced(with(ptr("one"), "no"))
 		ok(with(ptr("two"), "3"))
-		_, err := c.appends.Trim(t.Context(), &novapb.TrimRequest{Bucket: bucket, Stream: "s", Seq: 1, FencingToken: ptr("one")})
+		_, err := c.appends.Trim(t.Context(), &novapb.TrimRequest{Bucket: bucket, Stream: "s", Seq: 1, FencingTokenPresence: &novapb.TrimRequest_FencingToken{FencingToken: "one"}})
 		fenced(err)
-		_, err = c.appends.SealStream(t.Context(), &novapb.SealStreamRequest{Bucket: bucket, Stream: "s", FencingToken: ptr("one")})
+		_, err = c.appends.SealStream(t.Context(), &novapb.SealStreamRequest{Bucket: bucket, Stream: "s", FencingTokenPresence: &novapb.SealStreamRequest_FencingToken{FencingToken: "one"}})
 		fenced(err)
 		ok(set("", nil))
 		fenced(with(ptr("two"), "no"))

@@ -137,7 +137,7 @@ func TestDamagedOnDisk(t *testing.T) {
 			}
 			hurt, well := uint64(3), uint64(1)
 			for _, when := range []string{"first", "after a restart"} {
-				res, err := c.reads.Read(within(t, 60*time.Second), &novapb.ReadRequest{Bucket: bucket, Stream: "hurt", Start: &novapb.ReadRequest_Seq{Seq: 1}, Count: ptr(uint64(1))})
+				res, err := c.reads.Read(within(t, 60*time.Second), &novapb.ReadRequest{Bucket: bucket, Stream: "hurt", Start: &novapb.ReadRequest_Seq{Seq: 1}, CountPresence: &novapb.ReadRequest_Count{Count: uint64(1)}})
 				if d.records {
 					wantErr(t, err, codes.DataLoss, reason.ChecksumMismatch)
 					if said := err.Error(); strings.Contains(said, "chain") || strings.Contains(said, p.dir) || strings.Contains(said, filepath.Base(slot)) {

@@ -160,7 +160,7 @@ func jsonRecord(m proto.Message) any {
 		headers = append(headers, []string{text(h.GetName()), text(h.GetValue())})
 	}
 	out["headers"], out["body"] = headers, text(r.GetBody())
-	if r.Timestamp != nil {
+	if r.HasTimestamp() {
 		out["timestamp"] = r.GetTimestamp()
 	}
 	return out

@@ -71,7 +71,7 @@ func init() {
 		},
 		"ReadService/Subscribe": {
 			base: func(at target, _ string) proto.Message {
-				return &novapb.SubscribeRequest{Bucket: at.bucket, Stream: at.stream, StreamId: at.id, Count: proto.Uint64(1)}
+				return &novapb.SubscribeRequest{Bucket: at.bucket, Stream: at.stream, StreamId: at.id, CountPresence: &novapb.SubscribeRequest_Count{Count: 1}}
 			},
 			fields: fields(map[string]field{
 				"heartbeat_ms": {

@@ -188,7 +188,7 @@ var fieldTable = map[string]methodFields{
 	"BucketService/UpdateBucket": {
 		verb: "PATCH", path: bucketPath,
 		base: func(at target, _ string) proto.Message {
-			return &novapb.UpdateBucketRequest{Bucket: at.bucket, Config: &novapb.BucketConfig{CreateStreamOnRead: proto.Bool(true)}}
+			return &novapb.UpdateBucketRequest{Bucket: at.bucket, Config: &novapb.BucketConfig{CreateStreamOnReadPresence: &novapb.BucketConfig_CreateStreamOnRead{CreateStreamOnRead: true}}}
 		},
 		fields: fields(map[string]field{
 			"bucket": bucketName,
@@ -224,7 +224,7 @@ var fieldTable = map[string]methodFields{
 	"StreamService/UpdateStream": {
 		verb: "PATCH", path: streamPath,
 		base: func(at target, _ string) proto.Message {
-			return &novapb.UpdateStreamRequest{Bucket: at.bucket, Stream: at.stream, StreamId: at.id, Config: &novapb.StreamConfig{RetentionBytes: proto.Uint64(1 << 20)}}
+			return &novapb.UpdateStreamRequest{Bucket: at.bucket, Stream: at.stream, StreamId: at.id, Config: &novapb.StreamConfig{RetentionBytesPresence: &novapb.StreamConfig_RetentionBytes{RetentionBytes: 1 << 20}}}
 		},
 		fields: fields(map[string]field{
 			"config": {bad: []badValue{{what: "absent", limit: "at least one"}, {what: "empty", value: &novapb.StreamConfig{}, limit: "at least one"}}},

@@ -253,7 +253,7 @@ func (w *fieldWorld) look(ctx context.Context, t *testing.T, md protoreflect.Met
 	streams, err1 := w.streams.ListStreams(ctx, &novapb.ListStreamsRequest{Bucket: at.bucket})
 	tail, err2 := w.reads.CheckTail(ctx, &novapb.CheckTailRequest{Bucket: at.bucket, Stream: at.stream})
 	// Trims nothing, and fails if there is a fencing token.
-	trim, err3 := w.appends.Trim(ctx, &novapb.TrimRequest{Bucket: at.bucket, Stream: at.stream, FencingToken: ptr("")})
+	trim, err3 := w.appends.Trim(ctx, &novapb.TrimRequest{Bucket: at.bucket, Stream: at.stream, FencingTokenPresence: &novapb.TrimRequest_FencingToken{FencingToken: ""}})
 	if err := errors.Join(err1, err2, err3); err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,8 @@ func TestReadPositionsAndLimits(t *testing.T) {
 		// Ten records at 1000, 1010, ..., two to a chunk.
 		for i := 0; i < 10; i += 2 {
 			req := request("s", fmt.Sprint("body", i), fmt.Sprint("body", i+1))
-			req.Records[0].Timestamp, req.Records[1].Timestamp = ptr(int64(1000+10*i)), ptr(int64(1010+10*i))
+			req.Records[0].SetTimestamp(int64(1000 + 10*i))
+			req.Records[1].SetTimestamp(int64(1010 + 10*i))
 			if err := c.appendErr(t.Context(), req); err != nil {
 				t.Fatal(err)
 			}
@@ -53,14 +54,14 @@ func TestReadPositionsAndLimits(t *testing.T) {
 			{"before the tail", last(3), 7, 10, false},
 			{"tail offset 0", last(0), 10, 10, false},
 			{"tail offset beyond the first", last(11), 0, 10, false},
-			{"count", with(seq(1), func(r *novapb.ReadRequest) { r.Count = ptr(uint64(4)) }), 1, 5, true},
-			{"count 0", with(seq(1), func(r *novapb.ReadRequest) { r.Count = ptr(uint64(0)) }), 1, 1, true},
-			{"bytes", with(seq(1), func(r *novapb.ReadRequest) { r.Bytes = ptr(uint64(14)) }), 1, 3, true},
-			{"bytes under one record", with(seq(1), func(r *novapb.ReadRequest) { r.Bytes = ptr(uint64(1)) }), 1, 2, true},
-			{"bytes 0", with(seq(1), func(r *novapb.ReadRequest) { r.Bytes = ptr(uint64(0)) }), 1, 1, true},
-			{"until", with(seq(1), func(r *novapb.ReadRequest) { r.Until = ptr(int64(1050)) }), 1, 5, true},
-			{"until before the start", with(seq(5), func(r *novapb.ReadRequest) { r.Until = ptr(int64(1050)) }), 5, 5, true},
-			{"from a time until a time", with(at(1015), func(r *novapb.ReadRequest) { r.Until = ptr(int64(1041)) }), 2, 5, true},
+			{"count", with(seq(1), func(r *novapb.ReadRequest) { r.SetCount(4) }), 1, 5, true},
+			{"count 0", with(seq(1), func(r *novapb.ReadRequest) { r.SetCount(0) }), 1, 1, true},
+			{"bytes", with(seq(1), func(r *novapb.ReadRequest) { r.SetBytes(14) }), 1, 3, true},
+			{"bytes under one record", with(seq(1), func(r *novapb.ReadRequest) { r.SetBytes(1) }), 1, 2, true},
+			{"bytes 0", with(seq(1), func(r *novapb.ReadRequest) { r.SetBytes(0) }), 1, 1, true},
+			{"until", with(seq(1), func(r *novapb.ReadRequest) { r.SetUntil(1050) }), 1, 5, true},
+			{"until before the start", with(seq(5), func(r *novapb.ReadRequest) { r.SetUntil(1050) }), 5, 5, true},
+			{"from a time until a time", with(at(1015), func(r *novapb.ReadRequest) { r.SetUntil(1041) }), 2, 5, true},
 		}
 		for range 2 {
 			for _, tc := range cases {
@@ -147,7 +148,7 @@ func TestTimestamps(t *testing.T) {
 			for _, v := range ts {
 				r := &novapb.AppendRecord{Body: []byte("x")}
 				if v >= 0 {
-					r.Timestamp = &v
+					r.SetTimestamp(v)
 				}
 				req.Records = append(req.Records, r)
 			}
@@ -165,7 +166,7 @@ func TestTimestamps(t *testing.T) {
 			return out
 		}
 		mode := func(m novapb.TimestampingMode, uncapped bool) *novapb.StreamConfig {
-			return &novapb.StreamConfig{Timestamping: m, UncappedTimestamps: &uncapped}
+			return &novapb.StreamConfig{Timestamping: m, UncappedTimestampsPresence: &novapb.StreamConfig_UncappedTimestamps{UncappedTimestamps: uncapped}}
 		}
 		began := time.Now().UnixMilli()
 		future := began + 3600_000
@@ -221,7 +222,7 @@ func TestCreateStreamOnAppend(t *testing.T) {
 		wantRefused(t, c.appendErr(t.Context(), request("s", "a")), codes.NotFound, reason.StreamNotFound)
 		auto := bucket + "-auto"
 		if _, err := c.buckets.CreateBucket(t.Context(), &novapb.CreateBucketRequest{Bucket: auto, Config: &novapb.BucketConfig{
-			CreateStreamOnAppend: ptr(true), DefaultStreamConfig: &novapb.StreamConfig{Timestamping: novapb.TimestampingMode_TIMESTAMPING_MODE_CLIENT_REQUIRE},
+			CreateStreamOnAppendPresence: &novapb.BucketConfig_CreateStreamOnAppend{CreateStreamOnAppend: true}, DefaultStreamConfig: &novapb.StreamConfig{Timestamping: novapb.TimestampingMode_TIMESTAMPING_MODE_CLIENT_REQUIRE},
 		}}); err != nil {
 			t.Fatal(err)
 		}
@@ -229,7 +230,7 @@ func TestCreateStreamOnAppend(t *testing.T) {
 		errs := make(chan error, racers)
 		for range racers {
 			go func() {
-				_, err := c.appends.Append(t.Context(), &novapb.AppendRequest{Bucket: auto, Stream: "s", Records: []*novapb.AppendRecord{{Timestamp: ptr(int64(1))}}})
+				_, err := c.appends.Append(t.Context(), &novapb.AppendRequest{Bucket: auto, Stream: "s", Records: []*novapb.AppendRecord{{TimestampPresence: &novapb.AppendRecord_Timestamp{Timestamp: int64(1)}}}})
 				errs <- err
 			}()
 		}

@@ -85,7 +85,7 @@ func TestFollowWhileAppending(t *testing.T) {
 		run(20, &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_Seq{Seq: 20}})
 		run(40, &novapb.SubscribeRequest{Start: &novapb.SubscribeRequest_TailOffset{TailOffset: 10}})
 		// A relative start is resolved when it is served: it must be before more is appended.
-		probe := c.subscribe(ctx, t, &novapb.SubscribeRequest{Stream: "s", Start: &novapb.SubscribeRequest_TailOffset{TailOffset: 1}, Count: ptr(uint64(1))})
+		probe := c.subscribe(ctx, t, &novapb.SubscribeRequest{Stream: "s", Start: &novapb.SubscribeRequest_TailOffset{TailOffset: 1}, CountPresence: &novapb.SubscribeRequest_Count{Count: uint64(1)}})
 		if _, err := follow(probe, before-1, 1); err != nil {
 			t.Fatal(err)
 		}
@@ -126,8 +126,8 @@ func TestSubscriptionLimitsAndHeartbeats(t *testing.T) {
 		c.append(t, 0, "s", "a", "b", "c")
 		ctx := within(t, 20*time.Second)
 		limited := []*novapb.SubscribeRequest{
-			{Stream: "s", Count: ptr(uint64(2))},
-			{Stream: "s", Bytes: ptr(uint64(2))},
+			{Stream: "s", CountPresence: &novapb.SubscribeRequest_Count{Count: uint64(2)}},
+			{Stream: "s", BytesPresence: &novapb.SubscribeRequest_Bytes{Bytes: uint64(2)}},
 		}
 		for _, req := range limited {
 			sub := c.subscribe(ctx, t, req)

@@ -4,13 +4,14 @@
 // 	protoc        (unknown)
 // source: nova/v1/append.proto
 
+//go:build !protoopaque
+
 package novapb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
-	sync "sync"
 	unsafe "unsafe"
 )
 
@@ -69,14 +70,9 @@ func (x Outcome) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-// Deprecated: Use Outcome.Descriptor instead.
-func (Outcome) EnumDescriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{0}
-}
-
 // AppendRequest is one batch. A batch is atomic.
 type AppendRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
@@ -86,12 +82,14 @@ type AppendRequest struct {
 	// 1..1000 records of at most 3 MiB (headers and bodies) together; with seal
 	// also none.
 	Records []*AppendRecord `protobuf:"bytes,4,rep,name=records,proto3" json:"records,omitempty"`
-	// Fail with SEQ_MISMATCH unless the first record would get this number; 0
-	// means that the stream must be empty. Absent: not checked.
-	MatchSeq *uint64 `protobuf:"varint,5,opt,name=match_seq,json=matchSeq,proto3,oneof" json:"match_seq,omitempty"`
-	// Fail with FENCED unless it equals the stream's token; "" equals none.
-	// 0..64 bytes. Absent: not checked.
-	FencingToken *string `protobuf:"bytes,6,opt,name=fencing_token,json=fencingToken,proto3,oneof" json:"fencing_token,omitempty"`
+	// Types that are valid to be assigned to MatchSeqPresence:
+	//
+	//	*AppendRequest_MatchSeq
+	MatchSeqPresence isAppendRequest_MatchSeqPresence `protobuf_oneof:"match_seq_presence"`
+	// Types that are valid to be assigned to FencingTokenPresence:
+	//
+	//	*AppendRequest_FencingToken
+	FencingTokenPresence isAppendRequest_FencingTokenPresence `protobuf_oneof:"fencing_token_presence"`
 	// 1..64 bytes: the producer session this batch belongs to. Empty: none.
 	ProducerId string `protobuf:"bytes,7,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
 	// A higher epoch of the same producer_id fences the lower ones.
@@ -130,11 +128,6 @@ func (x *AppendRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AppendRequest.ProtoReflect.Descriptor instead.
-func (*AppendRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{0}
-}
-
 func (x *AppendRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -163,16 +156,34 @@ func (x *AppendRequest) GetRecords() []*AppendRecord {
 	return nil
 }
 
+func (x *AppendRequest) GetMatchSeqPresence() isAppendRequest_MatchSeqPresence {
+	if x != nil {
+		return x.MatchSeqPresence
+	}
+	return nil
+}
+
 func (x *AppendRequest) GetMatchSeq() uint64 {
-	if x != nil && x.MatchSeq != nil {
-		return *x.MatchSeq
+	if x != nil {
+		if x, ok := x.MatchSeqPresence.(*AppendRequest_MatchSeq); ok {
+			return x.MatchSeq
+		}
 	}
 	return 0
 }
 
+func (x *AppendRequest) GetFencingTokenPresence() isAppendRequest_FencingTokenPresence {
+	if x != nil {
+		return x.FencingTokenPresence
+	}
+	return nil
+}
+
 func (x *AppendRequest) GetFencingToken() string {
-	if x != nil && x.FencingToken != nil {
-		return *x.FencingToken
+	if x != nil {
+		if x, ok := x.FencingTokenPresence.(*AppendRequest_FencingToken); ok {
+			return x.FencingToken
+		}
 	}
 	return ""
 }
@@ -205,9 +216,227 @@ func (x *AppendRequest) GetSeal() bool {
 	return false
 }
 
+func (x *AppendRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *AppendRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *AppendRequest) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *AppendRequest) SetRecords(v []*AppendRecord) {
+	x.Records = v
+}
+
+func (x *AppendRequest) SetMatchSeq(v uint64) {
+	x.MatchSeqPresence = &AppendRequest_MatchSeq{v}
+}
+
+func (x *AppendRequest) SetFencingToken(v string) {
+	x.FencingTokenPresence = &AppendRequest_FencingToken{v}
+}
+
+func (x *AppendRequest) SetProducerId(v string) {
+	x.ProducerId = v
+}
+
+func (x *AppendRequest) SetProducerEpoch(v uint64) {
+	x.ProducerEpoch = v
+}
+
+func (x *AppendRequest) SetBatchSeq(v uint64) {
+	x.BatchSeq = v
+}
+
+func (x *AppendRequest) SetSeal(v bool) {
+	x.Seal = v
+}
+
+func (x *AppendRequest) HasMatchSeqPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.MatchSeqPresence != nil
+}
+
+func (x *AppendRequest) HasMatchSeq() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.MatchSeqPresence.(*AppendRequest_MatchSeq)
+	return ok
+}
+
+func (x *AppendRequest) HasFencingTokenPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.FencingTokenPresence != nil
+}
+
+func (x *AppendRequest) HasFencingToken() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.FencingTokenPresence.(*AppendRequest_FencingToken)
+	return ok
+}
+
+func (x *AppendRequest) ClearMatchSeqPresence() {
+	x.MatchSeqPresence = nil
+}
+
+func (x *AppendRequest) ClearMatchSeq() {
+	if _, ok := x.MatchSeqPresence.(*AppendRequest_MatchSeq); ok {
+		x.MatchSeqPresence = nil
+	}
+}
+
+func (x *AppendRequest) ClearFencingTokenPresence() {
+	x.FencingTokenPresence = nil
+}
+
+func (x *AppendRequest) ClearFencingToken() {
+	if _, ok := x.FencingTokenPresence.(*AppendRequest_FencingToken); ok {
+		x.FencingTokenPresence = nil
+	}
+}
+
+const AppendRequest_MatchSeqPresence_not_set_case case_AppendRequest_MatchSeqPresence = 0
+const AppendRequest_MatchSeq_case case_AppendRequest_MatchSeqPresence = 5
+
+func (x *AppendRequest) WhichMatchSeqPresence() case_AppendRequest_MatchSeqPresence {
+	if x == nil {
+		return AppendRequest_MatchSeqPresence_not_set_case
+	}
+	switch x.MatchSeqPresence.(type) {
+	case *AppendRequest_MatchSeq:
+		return AppendRequest_MatchSeq_case
+	default:
+		return AppendRequest_MatchSeqPresence_not_set_case
+	}
+}
+
+const AppendRequest_FencingTokenPresence_not_set_case case_AppendRequest_FencingTokenPresence = 0
+const AppendRequest_FencingToken_case case_AppendRequest_FencingTokenPresence = 6
+
+func (x *AppendRequest) WhichFencingTokenPresence() case_AppendRequest_FencingTokenPresence {
+	if x == nil {
+		return AppendRequest_FencingTokenPresence_not_set_case
+	}
+	switch x.FencingTokenPresence.(type) {
+	case *AppendRequest_FencingToken:
+		return AppendRequest_FencingToken_case
+	default:
+		return AppendRequest_FencingTokenPresence_not_set_case
+	}
+}
+
+type AppendRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+	// Fail unless the name still means this stream (ULID). Optional.
+	StreamId string
+	// 1..1000 records of at most 3 MiB (headers and bodies) together; with seal
+	// also none.
+	Records []*AppendRecord
+	// Fields of oneof MatchSeqPresence:
+	// Fail with SEQ_MISMATCH unless the first record would get this number; 0
+	// means that the stream must be empty. Absent: not checked.
+	MatchSeq *uint64
+	// -- end of MatchSeqPresence
+	// Fields of oneof FencingTokenPresence:
+	// Fail with FENCED unless it equals the stream's token; "" equals none.
+	// 0..64 bytes. Absent: not checked.
+	FencingToken *string
+	// -- end of FencingTokenPresence
+	// 1..64 bytes: the producer session this batch belongs to. Empty: none.
+	ProducerId string
+	// A higher epoch of the same producer_id fences the lower ones.
+	ProducerEpoch uint64
+	// 0, 1, 2, ... within (producer_id, producer_epoch). A batch_seq that was
+	// stored before is answered with its first ack, and not stored again.
+	BatchSeq uint64
+	// Close the stream for appends with this batch.
+	Seal bool
+}
+
+func (b0 AppendRequest_builder) Build() *AppendRequest {
+	m0 := &AppendRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.StreamId = b.StreamId
+	x.Records = b.Records
+	if b.MatchSeq != nil {
+		x.MatchSeqPresence = &AppendRequest_MatchSeq{*b.MatchSeq}
+	}
+	if b.FencingToken != nil {
+		x.FencingTokenPresence = &AppendRequest_FencingToken{*b.FencingToken}
+	}
+	x.ProducerId = b.ProducerId
+	x.ProducerEpoch = b.ProducerEpoch
+	x.BatchSeq = b.BatchSeq
+	x.Seal = b.Seal
+	return m0
+}
+
+type case_AppendRequest_MatchSeqPresence protoreflect.FieldNumber
+
+func (x case_AppendRequest_MatchSeqPresence) String() string {
+	md := file_nova_v1_append_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_AppendRequest_FencingTokenPresence protoreflect.FieldNumber
+
+func (x case_AppendRequest_FencingTokenPresence) String() string {
+	md := file_nova_v1_append_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type isAppendRequest_MatchSeqPresence interface {
+	isAppendRequest_MatchSeqPresence()
+}
+
+type AppendRequest_MatchSeq struct {
+	// Fail with SEQ_MISMATCH unless the first record would get this number; 0
+	// means that the stream must be empty. Absent: not checked.
+	MatchSeq uint64 `protobuf:"varint,5,opt,name=match_seq,json=matchSeq,proto3,oneof"`
+}
+
+func (*AppendRequest_MatchSeq) isAppendRequest_MatchSeqPresence() {}
+
+type isAppendRequest_FencingTokenPresence interface {
+	isAppendRequest_FencingTokenPresence()
+}
+
+type AppendRequest_FencingToken struct {
+	// Fail with FENCED unless it equals the stream's token; "" equals none.
+	// 0..64 bytes. Absent: not checked.
+	FencingToken string `protobuf:"bytes,6,opt,name=fencing_token,json=fencingToken,proto3,oneof"`
+}
+
+func (*AppendRequest_FencingToken) isAppendRequest_FencingTokenPresence() {}
+
 // AppendAck says where a batch lies. It is durable.
 type AppendAck struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The first record's number.
 	FirstSeq uint64 `protobuf:"varint,1,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
 	// One more than the last record's number.
@@ -249,11 +478,6 @@ func (x *AppendAck) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use AppendAck.ProtoReflect.Descriptor instead.
-func (*AppendAck) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *AppendAck) GetFirstSeq() uint64 {
@@ -305,9 +529,70 @@ func (x *AppendAck) GetDuplicate() bool {
 	return false
 }
 
+func (x *AppendAck) SetFirstSeq(v uint64) {
+	x.FirstSeq = v
+}
+
+func (x *AppendAck) SetNextSeq(v uint64) {
+	x.NextSeq = v
+}
+
+func (x *AppendAck) SetTail(v uint64) {
+	x.Tail = v
+}
+
+func (x *AppendAck) SetFirstTimestamp(v int64) {
+	x.FirstTimestamp = v
+}
+
+func (x *AppendAck) SetLastTimestamp(v int64) {
+	x.LastTimestamp = v
+}
+
+func (x *AppendAck) SetContentHash(v uint64) {
+	x.ContentHash = v
+}
+
+func (x *AppendAck) SetDuplicate(v bool) {
+	x.Duplicate = v
+}
+
+type AppendAck_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The first record's number.
+	FirstSeq uint64
+	// One more than the last record's number.
+	NextSeq uint64
+	// The stream's next number when the ack was made; >= next_seq.
+	Tail uint64
+	// The first record's timestamp, milliseconds.
+	FirstTimestamp int64
+	// The last record's timestamp, milliseconds.
+	LastTimestamp int64
+	// The running content hash after the last record of the batch.
+	ContentHash uint64
+	// The batch had been stored before; this is its first ack again.
+	Duplicate bool
+}
+
+func (b0 AppendAck_builder) Build() *AppendAck {
+	m0 := &AppendAck{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.FirstSeq = b.FirstSeq
+	x.NextSeq = b.NextSeq
+	x.Tail = b.Tail
+	x.FirstTimestamp = b.FirstTimestamp
+	x.LastTimestamp = b.LastTimestamp
+	x.ContentHash = b.ContentHash
+	x.Duplicate = b.Duplicate
+	return m0
+}
+
 // AppendResponse acknowledges a batch.
 type AppendResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// Where it lies.
 	Ack *AppendAck `protobuf:"bytes,1,opt,name=ack,proto3" json:"ack,omitempty"`
 	// The stream's id (ULID).
@@ -341,11 +626,6 @@ func (x *AppendResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AppendResponse.ProtoReflect.Descriptor instead.
-func (*AppendResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{2}
-}
-
 func (x *AppendResponse) GetAck() *AppendAck {
 	if x != nil {
 		return x.Ack
@@ -360,9 +640,46 @@ func (x *AppendResponse) GetStreamId() string {
 	return ""
 }
 
+func (x *AppendResponse) SetAck(v *AppendAck) {
+	x.Ack = v
+}
+
+func (x *AppendResponse) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *AppendResponse) HasAck() bool {
+	if x == nil {
+		return false
+	}
+	return x.Ack != nil
+}
+
+func (x *AppendResponse) ClearAck() {
+	x.Ack = nil
+}
+
+type AppendResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// Where it lies.
+	Ack *AppendAck
+	// The stream's id (ULID).
+	StreamId string
+}
+
+func (b0 AppendResponse_builder) Build() *AppendResponse {
+	m0 := &AppendResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Ack = b.Ack
+	x.StreamId = b.StreamId
+	return m0
+}
+
 // AppendSessionOpen opens a session.
 type AppendSessionOpen struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
@@ -402,11 +719,6 @@ func (x *AppendSessionOpen) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AppendSessionOpen.ProtoReflect.Descriptor instead.
-func (*AppendSessionOpen) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{3}
-}
-
 func (x *AppendSessionOpen) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -442,15 +754,66 @@ func (x *AppendSessionOpen) GetProducerEpoch() uint64 {
 	return 0
 }
 
+func (x *AppendSessionOpen) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *AppendSessionOpen) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *AppendSessionOpen) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *AppendSessionOpen) SetProducerId(v string) {
+	x.ProducerId = v
+}
+
+func (x *AppendSessionOpen) SetProducerEpoch(v uint64) {
+	x.ProducerEpoch = v
+}
+
+type AppendSessionOpen_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+	// Fail unless the name still means this stream (ULID). Optional.
+	StreamId string
+	// 1..64 bytes: the producer of every batch. Empty: none.
+	ProducerId string
+	// A higher epoch of the same producer_id fences the lower ones.
+	ProducerEpoch uint64
+}
+
+func (b0 AppendSessionOpen_builder) Build() *AppendSessionOpen {
+	m0 := &AppendSessionOpen{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.StreamId = b.StreamId
+	x.ProducerId = b.ProducerId
+	x.ProducerEpoch = b.ProducerEpoch
+	return m0
+}
+
 // AppendSessionBatch is one batch of a session. Fields as in AppendRequest.
 type AppendSessionBatch struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// 1..1000 records of at most 3 MiB together; with seal also none.
 	Records []*AppendRecord `protobuf:"bytes,1,rep,name=records,proto3" json:"records,omitempty"`
-	// See AppendRequest.
-	MatchSeq *uint64 `protobuf:"varint,2,opt,name=match_seq,json=matchSeq,proto3,oneof" json:"match_seq,omitempty"`
-	// See AppendRequest.
-	FencingToken *string `protobuf:"bytes,3,opt,name=fencing_token,json=fencingToken,proto3,oneof" json:"fencing_token,omitempty"`
+	// Types that are valid to be assigned to MatchSeqPresence:
+	//
+	//	*AppendSessionBatch_MatchSeq
+	MatchSeqPresence isAppendSessionBatch_MatchSeqPresence `protobuf_oneof:"match_seq_presence"`
+	// Types that are valid to be assigned to FencingTokenPresence:
+	//
+	//	*AppendSessionBatch_FencingToken
+	FencingTokenPresence isAppendSessionBatch_FencingTokenPresence `protobuf_oneof:"fencing_token_presence"`
 	// See AppendRequest. Only with a producer_id.
 	BatchSeq uint64 `protobuf:"varint,4,opt,name=batch_seq,json=batchSeq,proto3" json:"batch_seq,omitempty"`
 	// See AppendRequest.
@@ -484,11 +847,6 @@ func (x *AppendSessionBatch) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AppendSessionBatch.ProtoReflect.Descriptor instead.
-func (*AppendSessionBatch) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{4}
-}
-
 func (x *AppendSessionBatch) GetRecords() []*AppendRecord {
 	if x != nil {
 		return x.Records
@@ -496,16 +854,34 @@ func (x *AppendSessionBatch) GetRecords() []*AppendRecord {
 	return nil
 }
 
+func (x *AppendSessionBatch) GetMatchSeqPresence() isAppendSessionBatch_MatchSeqPresence {
+	if x != nil {
+		return x.MatchSeqPresence
+	}
+	return nil
+}
+
 func (x *AppendSessionBatch) GetMatchSeq() uint64 {
-	if x != nil && x.MatchSeq != nil {
-		return *x.MatchSeq
+	if x != nil {
+		if x, ok := x.MatchSeqPresence.(*AppendSessionBatch_MatchSeq); ok {
+			return x.MatchSeq
+		}
 	}
 	return 0
 }
 
+func (x *AppendSessionBatch) GetFencingTokenPresence() isAppendSessionBatch_FencingTokenPresence {
+	if x != nil {
+		return x.FencingTokenPresence
+	}
+	return nil
+}
+
 func (x *AppendSessionBatch) GetFencingToken() string {
-	if x != nil && x.FencingToken != nil {
-		return *x.FencingToken
+	if x != nil {
+		if x, ok := x.FencingTokenPresence.(*AppendSessionBatch_FencingToken); ok {
+			return x.FencingToken
+		}
 	}
 	return ""
 }
@@ -524,9 +900,186 @@ func (x *AppendSessionBatch) GetSeal() bool {
 	return false
 }
 
+func (x *AppendSessionBatch) SetRecords(v []*AppendRecord) {
+	x.Records = v
+}
+
+func (x *AppendSessionBatch) SetMatchSeq(v uint64) {
+	x.MatchSeqPresence = &AppendSessionBatch_MatchSeq{v}
+}
+
+func (x *AppendSessionBatch) SetFencingToken(v string) {
+	x.FencingTokenPresence = &AppendSessionBatch_FencingToken{v}
+}
+
+func (x *AppendSessionBatch) SetBatchSeq(v uint64) {
+	x.BatchSeq = v
+}
+
+func (x *AppendSessionBatch) SetSeal(v bool) {
+	x.Seal = v
+}
+
+func (x *AppendSessionBatch) HasMatchSeqPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.MatchSeqPresence != nil
+}
+
+func (x *AppendSessionBatch) HasMatchSeq() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.MatchSeqPresence.(*AppendSessionBatch_MatchSeq)
+	return ok
+}
+
+func (x *AppendSessionBatch) HasFencingTokenPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.FencingTokenPresence != nil
+}
+
+func (x *AppendSessionBatch) HasFencingToken() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.FencingTokenPresence.(*AppendSessionBatch_FencingToken)
+	return ok
+}
+
+func (x *AppendSessionBatch) ClearMatchSeqPresence() {
+	x.MatchSeqPresence = nil
+}
+
+func (x *AppendSessionBatch) ClearMatchSeq() {
+	if _, ok := x.MatchSeqPresence.(*AppendSessionBatch_MatchSeq); ok {
+		x.MatchSeqPresence = nil
+	}
+}
+
+func (x *AppendSessionBatch) ClearFencingTokenPresence() {
+	x.FencingTokenPresence = nil
+}
+
+func (x *AppendSessionBatch) ClearFencingToken() {
+	if _, ok := x.FencingTokenPresence.(*AppendSessionBatch_FencingToken); ok {
+		x.FencingTokenPresence = nil
+	}
+}
+
+const AppendSessionBatch_MatchSeqPresence_not_set_case case_AppendSessionBatch_MatchSeqPresence = 0
+const AppendSessionBatch_MatchSeq_case case_AppendSessionBatch_MatchSeqPresence = 2
+
+func (x *AppendSessionBatch) WhichMatchSeqPresence() case_AppendSessionBatch_MatchSeqPresence {
+	if x == nil {
+		return AppendSessionBatch_MatchSeqPresence_not_set_case
+	}
+	switch x.MatchSeqPresence.(type) {
+	case *AppendSessionBatch_MatchSeq:
+		return AppendSessionBatch_MatchSeq_case
+	default:
+		return AppendSessionBatch_MatchSeqPresence_not_set_case
+	}
+}
+
+const AppendSessionBatch_FencingTokenPresence_not_set_case case_AppendSessionBatch_FencingTokenPresence = 0
+const AppendSessionBatch_FencingToken_case case_AppendSessionBatch_FencingTokenPresence = 3
+
+func (x *AppendSessionBatch) WhichFencingTokenPresence() case_AppendSessionBatch_FencingTokenPresence {
+	if x == nil {
+		return AppendSessionBatch_FencingTokenPresence_not_set_case
+	}
+	switch x.FencingTokenPresence.(type) {
+	case *AppendSessionBatch_FencingToken:
+		return AppendSessionBatch_FencingToken_case
+	default:
+		return AppendSessionBatch_FencingTokenPresence_not_set_case
+	}
+}
+
+type AppendSessionBatch_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// 1..1000 records of at most 3 MiB together; with seal also none.
+	Records []*AppendRecord
+	// Fields of oneof MatchSeqPresence:
+	// See AppendRequest.
+	MatchSeq *uint64
+	// -- end of MatchSeqPresence
+	// Fields of oneof FencingTokenPresence:
+	// See AppendRequest.
+	FencingToken *string
+	// -- end of FencingTokenPresence
+	// See AppendRequest. Only with a producer_id.
+	BatchSeq uint64
+	// See AppendRequest.
+	Seal bool
+}
+
+func (b0 AppendSessionBatch_builder) Build() *AppendSessionBatch {
+	m0 := &AppendSessionBatch{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Records = b.Records
+	if b.MatchSeq != nil {
+		x.MatchSeqPresence = &AppendSessionBatch_MatchSeq{*b.MatchSeq}
+	}
+	if b.FencingToken != nil {
+		x.FencingTokenPresence = &AppendSessionBatch_FencingToken{*b.FencingToken}
+	}
+	x.BatchSeq = b.BatchSeq
+	x.Seal = b.Seal
+	return m0
+}
+
+type case_AppendSessionBatch_MatchSeqPresence protoreflect.FieldNumber
+
+func (x case_AppendSessionBatch_MatchSeqPresence) String() string {
+	md := file_nova_v1_append_proto_msgTypes[4].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_AppendSessionBatch_FencingTokenPresence protoreflect.FieldNumber
+
+func (x case_AppendSessionBatch_FencingTokenPresence) String() string {
+	md := file_nova_v1_append_proto_msgTypes[4].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type isAppendSessionBatch_MatchSeqPresence interface {
+	isAppendSessionBatch_MatchSeqPresence()
+}
+
+type AppendSessionBatch_MatchSeq struct {
+	// See AppendRequest.
+	MatchSeq uint64 `protobuf:"varint,2,opt,name=match_seq,json=matchSeq,proto3,oneof"`
+}
+
+func (*AppendSessionBatch_MatchSeq) isAppendSessionBatch_MatchSeqPresence() {}
+
+type isAppendSessionBatch_FencingTokenPresence interface {
+	isAppendSessionBatch_FencingTokenPresence()
+}
+
+type AppendSessionBatch_FencingToken struct {
+	// See AppendRequest.
+	FencingToken string `protobuf:"bytes,3,opt,name=fencing_token,json=fencingToken,proto3,oneof"`
+}
+
+func (*AppendSessionBatch_FencingToken) isAppendSessionBatch_FencingTokenPresence() {}
+
 // AppendSessionRequest is open first, then batches.
 type AppendSessionRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// What the message is.
 	//
 	// Types that are valid to be assigned to Message:
@@ -563,11 +1116,6 @@ func (x *AppendSessionRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AppendSessionRequest.ProtoReflect.Descriptor instead.
-func (*AppendSessionRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{5}
-}
-
 func (x *AppendSessionRequest) GetMessage() isAppendSessionRequest_Message {
 	if x != nil {
 		return x.Message
@@ -593,6 +1141,115 @@ func (x *AppendSessionRequest) GetBatch() *AppendSessionBatch {
 	return nil
 }
 
+func (x *AppendSessionRequest) SetOpen(v *AppendSessionOpen) {
+	if v == nil {
+		x.Message = nil
+		return
+	}
+	x.Message = &AppendSessionRequest_Open{v}
+}
+
+func (x *AppendSessionRequest) SetBatch(v *AppendSessionBatch) {
+	if v == nil {
+		x.Message = nil
+		return
+	}
+	x.Message = &AppendSessionRequest_Batch{v}
+}
+
+func (x *AppendSessionRequest) HasMessage() bool {
+	if x == nil {
+		return false
+	}
+	return x.Message != nil
+}
+
+func (x *AppendSessionRequest) HasOpen() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.Message.(*AppendSessionRequest_Open)
+	return ok
+}
+
+func (x *AppendSessionRequest) HasBatch() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.Message.(*AppendSessionRequest_Batch)
+	return ok
+}
+
+func (x *AppendSessionRequest) ClearMessage() {
+	x.Message = nil
+}
+
+func (x *AppendSessionRequest) ClearOpen() {
+	if _, ok := x.Message.(*AppendSessionRequest_Open); ok {
+		x.Message = nil
+	}
+}
+
+func (x *AppendSessionRequest) ClearBatch() {
+	if _, ok := x.Message.(*AppendSessionRequest_Batch); ok {
+		x.Message = nil
+	}
+}
+
+const AppendSessionRequest_Message_not_set_case case_AppendSessionRequest_Message = 0
+const AppendSessionRequest_Open_case case_AppendSessionRequest_Message = 1
+const AppendSessionRequest_Batch_case case_AppendSessionRequest_Message = 2
+
+func (x *AppendSessionRequest) WhichMessage() case_AppendSessionRequest_Message {
+	if x == nil {
+		return AppendSessionRequest_Message_not_set_case
+	}
+	switch x.Message.(type) {
+	case *AppendSessionRequest_Open:
+		return AppendSessionRequest_Open_case
+	case *AppendSessionRequest_Batch:
+		return AppendSessionRequest_Batch_case
+	default:
+		return AppendSessionRequest_Message_not_set_case
+	}
+}
+
+type AppendSessionRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// What the message is.
+
+	// Fields of oneof Message:
+	// The first message.
+	Open *AppendSessionOpen
+	// Every other message.
+	Batch *AppendSessionBatch
+	// -- end of Message
+}
+
+func (b0 AppendSessionRequest_builder) Build() *AppendSessionRequest {
+	m0 := &AppendSessionRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	if b.Open != nil {
+		x.Message = &AppendSessionRequest_Open{b.Open}
+	}
+	if b.Batch != nil {
+		x.Message = &AppendSessionRequest_Batch{b.Batch}
+	}
+	return m0
+}
+
+type case_AppendSessionRequest_Message protoreflect.FieldNumber
+
+func (x case_AppendSessionRequest_Message) String() string {
+	md := file_nova_v1_append_proto_msgTypes[5].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
 type isAppendSessionRequest_Message interface {
 	isAppendSessionRequest_Message()
 }
@@ -613,7 +1270,7 @@ func (*AppendSessionRequest_Batch) isAppendSessionRequest_Message() {}
 
 // AppendSessionOpened answers open.
 type AppendSessionOpened struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The stream's id (ULID).
 	StreamId string `protobuf:"bytes,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
 	// The stream's next number.
@@ -647,11 +1304,6 @@ func (x *AppendSessionOpened) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AppendSessionOpened.ProtoReflect.Descriptor instead.
-func (*AppendSessionOpened) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{6}
-}
-
 func (x *AppendSessionOpened) GetStreamId() string {
 	if x != nil {
 		return x.StreamId
@@ -666,9 +1318,35 @@ func (x *AppendSessionOpened) GetTail() uint64 {
 	return 0
 }
 
+func (x *AppendSessionOpened) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *AppendSessionOpened) SetTail(v uint64) {
+	x.Tail = v
+}
+
+type AppendSessionOpened_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The stream's id (ULID).
+	StreamId string
+	// The stream's next number.
+	Tail uint64
+}
+
+func (b0 AppendSessionOpened_builder) Build() *AppendSessionOpened {
+	m0 := &AppendSessionOpened{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.StreamId = b.StreamId
+	x.Tail = b.Tail
+	return m0
+}
+
 // AppendSessionFailure says that a batch failed.
 type AppendSessionFailure struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The gRPC status code (google.rpc.Code).
 	Code int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
 	// The ErrorInfo reason, for example SEQ_MISMATCH; may be empty.
@@ -706,11 +1384,6 @@ func (x *AppendSessionFailure) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AppendSessionFailure.ProtoReflect.Descriptor instead.
-func (*AppendSessionFailure) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{7}
-}
-
 func (x *AppendSessionFailure) GetCode() int32 {
 	if x != nil {
 		return x.Code
@@ -739,9 +1412,49 @@ func (x *AppendSessionFailure) GetOutcome() Outcome {
 	return Outcome_OUTCOME_UNSPECIFIED
 }
 
+func (x *AppendSessionFailure) SetCode(v int32) {
+	x.Code = v
+}
+
+func (x *AppendSessionFailure) SetReason(v string) {
+	x.Reason = v
+}
+
+func (x *AppendSessionFailure) SetMessage(v string) {
+	x.Message = v
+}
+
+func (x *AppendSessionFailure) SetOutcome(v Outcome) {
+	x.Outcome = v
+}
+
+type AppendSessionFailure_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The gRPC status code (google.rpc.Code).
+	Code int32
+	// The ErrorInfo reason, for example SEQ_MISMATCH; may be empty.
+	Reason string
+	// For people.
+	Message string
+	// What became of the batch.
+	Outcome Outcome
+}
+
+func (b0 AppendSessionFailure_builder) Build() *AppendSessionFailure {
+	m0 := &AppendSessionFailure{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Code = b.Code
+	x.Reason = b.Reason
+	x.Message = b.Message
+	x.Outcome = b.Outcome
+	return m0
+}
+
 // AppendSessionResponse answers one message of the client.
 type AppendSessionResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// Number of the batch that this answers, 0 for the first; unset in opened.
 	BatchIndex uint64 `protobuf:"varint,1,opt,name=batch_index,json=batchIndex,proto3" json:"batch_index,omitempty"`
 	// What the answer is.
@@ -779,11 +1492,6 @@ func (x *AppendSessionResponse) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use AppendSessionResponse.ProtoReflect.Descriptor instead.
-func (*AppendSessionResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AppendSessionResponse) GetBatchIndex() uint64 {
@@ -827,6 +1535,152 @@ func (x *AppendSessionResponse) GetFailure() *AppendSessionFailure {
 	return nil
 }
 
+func (x *AppendSessionResponse) SetBatchIndex(v uint64) {
+	x.BatchIndex = v
+}
+
+func (x *AppendSessionResponse) SetOpened(v *AppendSessionOpened) {
+	if v == nil {
+		x.Message = nil
+		return
+	}
+	x.Message = &AppendSessionResponse_Opened{v}
+}
+
+func (x *AppendSessionResponse) SetAck(v *AppendAck) {
+	if v == nil {
+		x.Message = nil
+		return
+	}
+	x.Message = &AppendSessionResponse_Ack{v}
+}
+
+func (x *AppendSessionResponse) SetFailure(v *AppendSessionFailure) {
+	if v == nil {
+		x.Message = nil
+		return
+	}
+	x.Message = &AppendSessionResponse_Failure{v}
+}
+
+func (x *AppendSessionResponse) HasMessage() bool {
+	if x == nil {
+		return false
+	}
+	return x.Message != nil
+}
+
+func (x *AppendSessionResponse) HasOpened() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.Message.(*AppendSessionResponse_Opened)
+	return ok
+}
+
+func (x *AppendSessionResponse) HasAck() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.Message.(*AppendSessionResponse_Ack)
+	return ok
+}
+
+func (x *AppendSessionResponse) HasFailure() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.Message.(*AppendSessionResponse_Failure)
+	return ok
+}
+
+func (x *AppendSessionResponse) ClearMessage() {
+	x.Message = nil
+}
+
+func (x *AppendSessionResponse) ClearOpened() {
+	if _, ok := x.Message.(*AppendSessionResponse_Opened); ok {
+		x.Message = nil
+	}
+}
+
+func (x *AppendSessionResponse) ClearAck() {
+	if _, ok := x.Message.(*AppendSessionResponse_Ack); ok {
+		x.Message = nil
+	}
+}
+
+func (x *AppendSessionResponse) ClearFailure() {
+	if _, ok := x.Message.(*AppendSessionResponse_Failure); ok {
+		x.Message = nil
+	}
+}
+
+const AppendSessionResponse_Message_not_set_case case_AppendSessionResponse_Message = 0
+const AppendSessionResponse_Opened_case case_AppendSessionResponse_Message = 2
+const AppendSessionResponse_Ack_case case_AppendSessionResponse_Message = 3
+const AppendSessionResponse_Failure_case case_AppendSessionResponse_Message = 4
+
+func (x *AppendSessionResponse) WhichMessage() case_AppendSessionResponse_Message {
+	if x == nil {
+		return AppendSessionResponse_Message_not_set_case
+	}
+	switch x.Message.(type) {
+	case *AppendSessionResponse_Opened:
+		return AppendSessionResponse_Opened_case
+	case *AppendSessionResponse_Ack:
+		return AppendSessionResponse_Ack_case
+	case *AppendSessionResponse_Failure:
+		return AppendSessionResponse_Failure_case
+	default:
+		return AppendSessionResponse_Message_not_set_case
+	}
+}
+
+type AppendSessionResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// Number of the batch that this answers, 0 for the first; unset in opened.
+	BatchIndex uint64
+	// What the answer is.
+
+	// Fields of oneof Message:
+	// The answer to open.
+	Opened *AppendSessionOpened
+	// The batch is stored.
+	Ack *AppendAck
+	// The batch failed; every later batch gets a failure too.
+	Failure *AppendSessionFailure
+	// -- end of Message
+}
+
+func (b0 AppendSessionResponse_builder) Build() *AppendSessionResponse {
+	m0 := &AppendSessionResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.BatchIndex = b.BatchIndex
+	if b.Opened != nil {
+		x.Message = &AppendSessionResponse_Opened{b.Opened}
+	}
+	if b.Ack != nil {
+		x.Message = &AppendSessionResponse_Ack{b.Ack}
+	}
+	if b.Failure != nil {
+		x.Message = &AppendSessionResponse_Failure{b.Failure}
+	}
+	return m0
+}
+
+type case_AppendSessionResponse_Message protoreflect.FieldNumber
+
+func (x case_AppendSessionResponse_Message) String() string {
+	md := file_nova_v1_append_proto_msgTypes[8].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
 type isAppendSessionResponse_Message interface {
 	isAppendSessionResponse_Message()
 }
@@ -854,7 +1708,7 @@ func (*AppendSessionResponse_Failure) isAppendSessionResponse_Message() {}
 
 // TrimRequest trims a stream.
 type TrimRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
@@ -863,10 +1717,12 @@ type TrimRequest struct {
 	StreamId string `protobuf:"bytes,3,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
 	// Records below it are gone for readers. At most the tail: BEYOND_TAIL.
 	Seq uint64 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
-	// Fail with FENCED unless it equals the stream's token. Absent: not checked.
-	FencingToken  *string `protobuf:"bytes,5,opt,name=fencing_token,json=fencingToken,proto3,oneof" json:"fencing_token,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Types that are valid to be assigned to FencingTokenPresence:
+	//
+	//	*TrimRequest_FencingToken
+	FencingTokenPresence isTrimRequest_FencingTokenPresence `protobuf_oneof:"fencing_token_presence"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *TrimRequest) Reset() {
@@ -892,11 +1748,6 @@ func (x *TrimRequest) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use TrimRequest.ProtoReflect.Descriptor instead.
-func (*TrimRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TrimRequest) GetBucket() string {
@@ -927,16 +1778,137 @@ func (x *TrimRequest) GetSeq() uint64 {
 	return 0
 }
 
+func (x *TrimRequest) GetFencingTokenPresence() isTrimRequest_FencingTokenPresence {
+	if x != nil {
+		return x.FencingTokenPresence
+	}
+	return nil
+}
+
 func (x *TrimRequest) GetFencingToken() string {
-	if x != nil && x.FencingToken != nil {
-		return *x.FencingToken
+	if x != nil {
+		if x, ok := x.FencingTokenPresence.(*TrimRequest_FencingToken); ok {
+			return x.FencingToken
+		}
 	}
 	return ""
 }
 
+func (x *TrimRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *TrimRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *TrimRequest) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *TrimRequest) SetSeq(v uint64) {
+	x.Seq = v
+}
+
+func (x *TrimRequest) SetFencingToken(v string) {
+	x.FencingTokenPresence = &TrimRequest_FencingToken{v}
+}
+
+func (x *TrimRequest) HasFencingTokenPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.FencingTokenPresence != nil
+}
+
+func (x *TrimRequest) HasFencingToken() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.FencingTokenPresence.(*TrimRequest_FencingToken)
+	return ok
+}
+
+func (x *TrimRequest) ClearFencingTokenPresence() {
+	x.FencingTokenPresence = nil
+}
+
+func (x *TrimRequest) ClearFencingToken() {
+	if _, ok := x.FencingTokenPresence.(*TrimRequest_FencingToken); ok {
+		x.FencingTokenPresence = nil
+	}
+}
+
+const TrimRequest_FencingTokenPresence_not_set_case case_TrimRequest_FencingTokenPresence = 0
+const TrimRequest_FencingToken_case case_TrimRequest_FencingTokenPresence = 5
+
+func (x *TrimRequest) WhichFencingTokenPresence() case_TrimRequest_FencingTokenPresence {
+	if x == nil {
+		return TrimRequest_FencingTokenPresence_not_set_case
+	}
+	switch x.FencingTokenPresence.(type) {
+	case *TrimRequest_FencingToken:
+		return TrimRequest_FencingToken_case
+	default:
+		return TrimRequest_FencingTokenPresence_not_set_case
+	}
+}
+
+type TrimRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+	// Fail unless the name still means this stream (ULID). Optional.
+	StreamId string
+	// Records below it are gone for readers. At most the tail: BEYOND_TAIL.
+	Seq uint64
+	// Fields of oneof FencingTokenPresence:
+	// Fail with FENCED unless it equals the stream's token. Absent: not checked.
+	FencingToken *string
+	// -- end of FencingTokenPresence
+}
+
+func (b0 TrimRequest_builder) Build() *TrimRequest {
+	m0 := &TrimRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.StreamId = b.StreamId
+	x.Seq = b.Seq
+	if b.FencingToken != nil {
+		x.FencingTokenPresence = &TrimRequest_FencingToken{*b.FencingToken}
+	}
+	return m0
+}
+
+type case_TrimRequest_FencingTokenPresence protoreflect.FieldNumber
+
+func (x case_TrimRequest_FencingTokenPresence) String() string {
+	md := file_nova_v1_append_proto_msgTypes[9].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type isTrimRequest_FencingTokenPresence interface {
+	isTrimRequest_FencingTokenPresence()
+}
+
+type TrimRequest_FencingToken struct {
+	// Fail with FENCED unless it equals the stream's token. Absent: not checked.
+	FencingToken string `protobuf:"bytes,5,opt,name=fencing_token,json=fencingToken,proto3,oneof"`
+}
+
+func (*TrimRequest_FencingToken) isTrimRequest_FencingTokenPresence() {}
+
 // TrimResponse says what is left.
 type TrimResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The first retained record's number.
 	FirstSeq uint64 `protobuf:"varint,1,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
 	// The next record's number.
@@ -970,11 +1942,6 @@ func (x *TrimResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use TrimResponse.ProtoReflect.Descriptor instead.
-func (*TrimResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{10}
-}
-
 func (x *TrimResponse) GetFirstSeq() uint64 {
 	if x != nil {
 		return x.FirstSeq
@@ -989,21 +1956,51 @@ func (x *TrimResponse) GetTail() uint64 {
 	return 0
 }
 
+func (x *TrimResponse) SetFirstSeq(v uint64) {
+	x.FirstSeq = v
+}
+
+func (x *TrimResponse) SetTail(v uint64) {
+	x.Tail = v
+}
+
+type TrimResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The first retained record's number.
+	FirstSeq uint64
+	// The next record's number.
+	Tail uint64
+}
+
+func (b0 TrimResponse_builder) Build() *TrimResponse {
+	m0 := &TrimResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.FirstSeq = b.FirstSeq
+	x.Tail = b.Tail
+	return m0
+}
+
 // SealStreamRequest seals a stream.
 type SealStreamRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
 	Stream string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
 	// Fail unless the name still means this stream (ULID). Optional.
 	StreamId string `protobuf:"bytes,3,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
-	// Fail with SEQ_MISMATCH unless it is the next number. Absent: not checked.
-	MatchSeq *uint64 `protobuf:"varint,4,opt,name=match_seq,json=matchSeq,proto3,oneof" json:"match_seq,omitempty"`
-	// Fail with FENCED unless it equals the stream's token. Absent: not checked.
-	FencingToken  *string `protobuf:"bytes,5,opt,name=fencing_token,json=fencingToken,proto3,oneof" json:"fencing_token,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Types that are valid to be assigned to MatchSeqPresence:
+	//
+	//	*SealStreamRequest_MatchSeq
+	MatchSeqPresence isSealStreamRequest_MatchSeqPresence `protobuf_oneof:"match_seq_presence"`
+	// Types that are valid to be assigned to FencingTokenPresence:
+	//
+	//	*SealStreamRequest_FencingToken
+	FencingTokenPresence isSealStreamRequest_FencingTokenPresence `protobuf_oneof:"fencing_token_presence"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *SealStreamRequest) Reset() {
@@ -1031,11 +2028,6 @@ func (x *SealStreamRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SealStreamRequest.ProtoReflect.Descriptor instead.
-func (*SealStreamRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{11}
-}
-
 func (x *SealStreamRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -1057,23 +2049,218 @@ func (x *SealStreamRequest) GetStreamId() string {
 	return ""
 }
 
+func (x *SealStreamRequest) GetMatchSeqPresence() isSealStreamRequest_MatchSeqPresence {
+	if x != nil {
+		return x.MatchSeqPresence
+	}
+	return nil
+}
+
 func (x *SealStreamRequest) GetMatchSeq() uint64 {
-	if x != nil && x.MatchSeq != nil {
-		return *x.MatchSeq
+	if x != nil {
+		if x, ok := x.MatchSeqPresence.(*SealStreamRequest_MatchSeq); ok {
+			return x.MatchSeq
+		}
 	}
 	return 0
 }
 
+func (x *SealStreamRequest) GetFencingTokenPresence() isSealStreamRequest_FencingTokenPresence {
+	if x != nil {
+		return x.FencingTokenPresence
+	}
+	return nil
+}
+
 func (x *SealStreamRequest) GetFencingToken() string {
-	if x != nil && x.FencingToken != nil {
-		return *x.FencingToken
+	if x != nil {
+		if x, ok := x.FencingTokenPresence.(*SealStreamRequest_FencingToken); ok {
+			return x.FencingToken
+		}
 	}
 	return ""
 }
 
+func (x *SealStreamRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *SealStreamRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *SealStreamRequest) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *SealStreamRequest) SetMatchSeq(v uint64) {
+	x.MatchSeqPresence = &SealStreamRequest_MatchSeq{v}
+}
+
+func (x *SealStreamRequest) SetFencingToken(v string) {
+	x.FencingTokenPresence = &SealStreamRequest_FencingToken{v}
+}
+
+func (x *SealStreamRequest) HasMatchSeqPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.MatchSeqPresence != nil
+}
+
+func (x *SealStreamRequest) HasMatchSeq() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.MatchSeqPresence.(*SealStreamRequest_MatchSeq)
+	return ok
+}
+
+func (x *SealStreamRequest) HasFencingTokenPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.FencingTokenPresence != nil
+}
+
+func (x *SealStreamRequest) HasFencingToken() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.FencingTokenPresence.(*SealStreamRequest_FencingToken)
+	return ok
+}
+
+func (x *SealStreamRequest) ClearMatchSeqPresence() {
+	x.MatchSeqPresence = nil
+}
+
+func (x *SealStreamRequest) ClearMatchSeq() {
+	if _, ok := x.MatchSeqPresence.(*SealStreamRequest_MatchSeq); ok {
+		x.MatchSeqPresence = nil
+	}
+}
+
+func (x *SealStreamRequest) ClearFencingTokenPresence() {
+	x.FencingTokenPresence = nil
+}
+
+func (x *SealStreamRequest) ClearFencingToken() {
+	if _, ok := x.FencingTokenPresence.(*SealStreamRequest_FencingToken); ok {
+		x.FencingTokenPresence = nil
+	}
+}
+
+const SealStreamRequest_MatchSeqPresence_not_set_case case_SealStreamRequest_MatchSeqPresence = 0
+const SealStreamRequest_MatchSeq_case case_SealStreamRequest_MatchSeqPresence = 4
+
+func (x *SealStreamRequest) WhichMatchSeqPresence() case_SealStreamRequest_MatchSeqPresence {
+	if x == nil {
+		return SealStreamRequest_MatchSeqPresence_not_set_case
+	}
+	switch x.MatchSeqPresence.(type) {
+	case *SealStreamRequest_MatchSeq:
+		return SealStreamRequest_MatchSeq_case
+	default:
+		return SealStreamRequest_MatchSeqPresence_not_set_case
+	}
+}
+
+const SealStreamRequest_FencingTokenPresence_not_set_case case_SealStreamRequest_FencingTokenPresence = 0
+const SealStreamRequest_FencingToken_case case_SealStreamRequest_FencingTokenPresence = 5
+
+func (x *SealStreamRequest) WhichFencingTokenPresence() case_SealStreamRequest_FencingTokenPresence {
+	if x == nil {
+		return SealStreamRequest_FencingTokenPresence_not_set_case
+	}
+	switch x.FencingTokenPresence.(type) {
+	case *SealStreamRequest_FencingToken:
+		return SealStreamRequest_FencingToken_case
+	default:
+		return SealStreamRequest_FencingTokenPresence_not_set_case
+	}
+}
+
+type SealStreamRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+	// Fail unless the name still means this stream (ULID). Optional.
+	StreamId string
+	// Fields of oneof MatchSeqPresence:
+	// Fail with SEQ_MISMATCH unless it is the next number. Absent: not checked.
+	MatchSeq *uint64
+	// -- end of MatchSeqPresence
+	// Fields of oneof FencingTokenPresence:
+	// Fail with FENCED unless it equals the stream's token. Absent: not checked.
+	FencingToken *string
+	// -- end of FencingTokenPresence
+}
+
+func (b0 SealStreamRequest_builder) Build() *SealStreamRequest {
+	m0 := &SealStreamRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.StreamId = b.StreamId
+	if b.MatchSeq != nil {
+		x.MatchSeqPresence = &SealStreamRequest_MatchSeq{*b.MatchSeq}
+	}
+	if b.FencingToken != nil {
+		x.FencingTokenPresence = &SealStreamRequest_FencingToken{*b.FencingToken}
+	}
+	return m0
+}
+
+type case_SealStreamRequest_MatchSeqPresence protoreflect.FieldNumber
+
+func (x case_SealStreamRequest_MatchSeqPresence) String() string {
+	md := file_nova_v1_append_proto_msgTypes[11].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_SealStreamRequest_FencingTokenPresence protoreflect.FieldNumber
+
+func (x case_SealStreamRequest_FencingTokenPresence) String() string {
+	md := file_nova_v1_append_proto_msgTypes[11].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type isSealStreamRequest_MatchSeqPresence interface {
+	isSealStreamRequest_MatchSeqPresence()
+}
+
+type SealStreamRequest_MatchSeq struct {
+	// Fail with SEQ_MISMATCH unless it is the next number. Absent: not checked.
+	MatchSeq uint64 `protobuf:"varint,4,opt,name=match_seq,json=matchSeq,proto3,oneof"`
+}
+
+func (*SealStreamRequest_MatchSeq) isSealStreamRequest_MatchSeqPresence() {}
+
+type isSealStreamRequest_FencingTokenPresence interface {
+	isSealStreamRequest_FencingTokenPresence()
+}
+
+type SealStreamRequest_FencingToken struct {
+	// Fail with FENCED unless it equals the stream's token. Absent: not checked.
+	FencingToken string `protobuf:"bytes,5,opt,name=fencing_token,json=fencingToken,proto3,oneof"`
+}
+
+func (*SealStreamRequest_FencingToken) isSealStreamRequest_FencingTokenPresence() {}
+
 // SealStreamResponse says where the stream ends.
 type SealStreamResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The final tail.
 	Tail          uint64 `protobuf:"varint,1,opt,name=tail,proto3" json:"tail,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1105,11 +2292,6 @@ func (x *SealStreamResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SealStreamResponse.ProtoReflect.Descriptor instead.
-func (*SealStreamResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{12}
-}
-
 func (x *SealStreamResponse) GetTail() uint64 {
 	if x != nil {
 		return x.Tail
@@ -1117,9 +2299,28 @@ func (x *SealStreamResponse) GetTail() uint64 {
 	return 0
 }
 
+func (x *SealStreamResponse) SetTail(v uint64) {
+	x.Tail = v
+}
+
+type SealStreamResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The final tail.
+	Tail uint64
+}
+
+func (b0 SealStreamResponse_builder) Build() *SealStreamResponse {
+	m0 := &SealStreamResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Tail = b.Tail
+	return m0
+}
+
 // SetFencingTokenRequest sets or clears a token.
 type SetFencingTokenRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
@@ -1128,10 +2329,12 @@ type SetFencingTokenRequest struct {
 	StreamId string `protobuf:"bytes,3,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
 	// The new token, 1..64 bytes; empty clears it.
 	Token string `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
-	// Fail with FENCED unless it equals the present token. Absent: not checked.
-	FencingToken  *string `protobuf:"bytes,5,opt,name=fencing_token,json=fencingToken,proto3,oneof" json:"fencing_token,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Types that are valid to be assigned to FencingTokenPresence:
+	//
+	//	*SetFencingTokenRequest_FencingToken
+	FencingTokenPresence isSetFencingTokenRequest_FencingTokenPresence `protobuf_oneof:"fencing_token_presence"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *SetFencingTokenRequest) Reset() {
@@ -1157,11 +2360,6 @@ func (x *SetFencingTokenRequest) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetFencingTokenRequest.ProtoReflect.Descriptor instead.
-func (*SetFencingTokenRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetFencingTokenRequest) GetBucket() string {
@@ -1192,16 +2390,137 @@ func (x *SetFencingTokenRequest) GetToken() string {
 	return ""
 }
 
+func (x *SetFencingTokenRequest) GetFencingTokenPresence() isSetFencingTokenRequest_FencingTokenPresence {
+	if x != nil {
+		return x.FencingTokenPresence
+	}
+	return nil
+}
+
 func (x *SetFencingTokenRequest) GetFencingToken() string {
-	if x != nil && x.FencingToken != nil {
-		return *x.FencingToken
+	if x != nil {
+		if x, ok := x.FencingTokenPresence.(*SetFencingTokenRequest_FencingToken); ok {
+			return x.FencingToken
+		}
 	}
 	return ""
 }
 
+func (x *SetFencingTokenRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *SetFencingTokenRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *SetFencingTokenRequest) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *SetFencingTokenRequest) SetToken(v string) {
+	x.Token = v
+}
+
+func (x *SetFencingTokenRequest) SetFencingToken(v string) {
+	x.FencingTokenPresence = &SetFencingTokenRequest_FencingToken{v}
+}
+
+func (x *SetFencingTokenRequest) HasFencingTokenPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.FencingTokenPresence != nil
+}
+
+func (x *SetFencingTokenRequest) HasFencingToken() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.FencingTokenPresence.(*SetFencingTokenRequest_FencingToken)
+	return ok
+}
+
+func (x *SetFencingTokenRequest) ClearFencingTokenPresence() {
+	x.FencingTokenPresence = nil
+}
+
+func (x *SetFencingTokenRequest) ClearFencingToken() {
+	if _, ok := x.FencingTokenPresence.(*SetFencingTokenRequest_FencingToken); ok {
+		x.FencingTokenPresence = nil
+	}
+}
+
+const SetFencingTokenRequest_FencingTokenPresence_not_set_case case_SetFencingTokenRequest_FencingTokenPresence = 0
+const SetFencingTokenRequest_FencingToken_case case_SetFencingTokenRequest_FencingTokenPresence = 5
+
+func (x *SetFencingTokenRequest) WhichFencingTokenPresence() case_SetFencingTokenRequest_FencingTokenPresence {
+	if x == nil {
+		return SetFencingTokenRequest_FencingTokenPresence_not_set_case
+	}
+	switch x.FencingTokenPresence.(type) {
+	case *SetFencingTokenRequest_FencingToken:
+		return SetFencingTokenRequest_FencingToken_case
+	default:
+		return SetFencingTokenRequest_FencingTokenPresence_not_set_case
+	}
+}
+
+type SetFencingTokenRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+	// Fail unless the name still means this stream (ULID). Optional.
+	StreamId string
+	// The new token, 1..64 bytes; empty clears it.
+	Token string
+	// Fields of oneof FencingTokenPresence:
+	// Fail with FENCED unless it equals the present token. Absent: not checked.
+	FencingToken *string
+	// -- end of FencingTokenPresence
+}
+
+func (b0 SetFencingTokenRequest_builder) Build() *SetFencingTokenRequest {
+	m0 := &SetFencingTokenRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.StreamId = b.StreamId
+	x.Token = b.Token
+	if b.FencingToken != nil {
+		x.FencingTokenPresence = &SetFencingTokenRequest_FencingToken{*b.FencingToken}
+	}
+	return m0
+}
+
+type case_SetFencingTokenRequest_FencingTokenPresence protoreflect.FieldNumber
+
+func (x case_SetFencingTokenRequest_FencingTokenPresence) String() string {
+	md := file_nova_v1_append_proto_msgTypes[13].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type isSetFencingTokenRequest_FencingTokenPresence interface {
+	isSetFencingTokenRequest_FencingTokenPresence()
+}
+
+type SetFencingTokenRequest_FencingToken struct {
+	// Fail with FENCED unless it equals the present token. Absent: not checked.
+	FencingToken string `protobuf:"bytes,5,opt,name=fencing_token,json=fencingToken,proto3,oneof"`
+}
+
+func (*SetFencingTokenRequest_FencingToken) isSetFencingTokenRequest_FencingTokenPresence() {}
+
 // SetFencingTokenResponse says from where on the token holds.
 type SetFencingTokenResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The next number when the token was set: appends from there on are checked.
 	Tail          uint64 `protobuf:"varint,1,opt,name=tail,proto3" json:"tail,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1233,11 +2552,6 @@ func (x *SetFencingTokenResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SetFencingTokenResponse.ProtoReflect.Descriptor instead.
-func (*SetFencingTokenResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_append_proto_rawDescGZIP(), []int{14}
-}
-
 func (x *SetFencingTokenResponse) GetTail() uint64 {
 	if x != nil {
 		return x.Tail
@@ -1245,27 +2559,45 @@ func (x *SetFencingTokenResponse) GetTail() uint64 {
 	return 0
 }
 
+func (x *SetFencingTokenResponse) SetTail(v uint64) {
+	x.Tail = v
+}
+
+type SetFencingTokenResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The next number when the token was set: appends from there on are checked.
+	Tail uint64
+}
+
+func (b0 SetFencingTokenResponse_builder) Build() *SetFencingTokenResponse {
+	m0 := &SetFencingTokenResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Tail = b.Tail
+	return m0
+}
+
 var File_nova_v1_append_proto protoreflect.FileDescriptor
 
 const file_nova_v1_append_proto_rawDesc = "" +
 	"\n" +
-	"\x14nova/v1/append.proto\x12\anova.v1\x1a\x14nova/v1/record.proto\"\xf2\x02\n" +
+	"\x14nova/v1/append.proto\x12\anova.v1\x1a\x14nova/v1/record.proto\"\xfc\x02\n" +
 	"\rAppendRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
 	"\tstream_id\x18\x03 \x01(\tR\bstreamId\x12/\n" +
-	"\arecords\x18\x04 \x03(\v2\x15.nova.v1.AppendRecordR\arecords\x12 \n" +
-	"\tmatch_seq\x18\x05 \x01(\x04H\x00R\bmatchSeq\x88\x01\x01\x12(\n" +
-	"\rfencing_token\x18\x06 \x01(\tH\x01R\ffencingToken\x88\x01\x01\x12\x1f\n" +
+	"\arecords\x18\x04 \x03(\v2\x15.nova.v1.AppendRecordR\arecords\x12\x1d\n" +
+	"\tmatch_seq\x18\x05 \x01(\x04H\x00R\bmatchSeq\x12%\n" +
+	"\rfencing_token\x18\x06 \x01(\tH\x01R\ffencingToken\x12\x1f\n" +
 	"\vproducer_id\x18\a \x01(\tR\n" +
 	"producerId\x12%\n" +
 	"\x0eproducer_epoch\x18\b \x01(\x04R\rproducerEpoch\x12\x1b\n" +
 	"\tbatch_seq\x18\t \x01(\x04R\bbatchSeq\x12\x12\n" +
 	"\x04seal\x18\n" +
-	" \x01(\bR\x04sealB\f\n" +
-	"\n" +
-	"_match_seqB\x10\n" +
-	"\x0e_fencing_token\"\xe8\x01\n" +
+	" \x01(\bR\x04sealB\x14\n" +
+	"\x12match_seq_presenceB\x18\n" +
+	"\x16fencing_token_presence\"\xe8\x01\n" +
 	"\tAppendAck\x12\x1b\n" +
 	"\tfirst_seq\x18\x01 \x01(\x04R\bfirstSeq\x12\x19\n" +
 	"\bnext_seq\x18\x02 \x01(\x04R\anextSeq\x12\x12\n" +
@@ -1283,16 +2615,15 @@ const file_nova_v1_append_proto_rawDesc = "" +
 	"\tstream_id\x18\x03 \x01(\tR\bstreamId\x12\x1f\n" +
 	"\vproducer_id\x18\x04 \x01(\tR\n" +
 	"producerId\x12%\n" +
-	"\x0eproducer_epoch\x18\x05 \x01(\x04R\rproducerEpoch\"\xe2\x01\n" +
+	"\x0eproducer_epoch\x18\x05 \x01(\x04R\rproducerEpoch\"\xec\x01\n" +
 	"\x12AppendSessionBatch\x12/\n" +
-	"\arecords\x18\x01 \x03(\v2\x15.nova.v1.AppendRecordR\arecords\x12 \n" +
-	"\tmatch_seq\x18\x02 \x01(\x04H\x00R\bmatchSeq\x88\x01\x01\x12(\n" +
-	"\rfencing_token\x18\x03 \x01(\tH\x01R\ffencingToken\x88\x01\x01\x12\x1b\n" +
+	"\arecords\x18\x01 \x03(\v2\x15.nova.v1.AppendRecordR\arecords\x12\x1d\n" +
+	"\tmatch_seq\x18\x02 \x01(\x04H\x00R\bmatchSeq\x12%\n" +
+	"\rfencing_token\x18\x03 \x01(\tH\x01R\ffencingToken\x12\x1b\n" +
 	"\tbatch_seq\x18\x04 \x01(\x04R\bbatchSeq\x12\x12\n" +
-	"\x04seal\x18\x05 \x01(\bR\x04sealB\f\n" +
-	"\n" +
-	"_match_seqB\x10\n" +
-	"\x0e_fencing_token\"\x88\x01\n" +
+	"\x04seal\x18\x05 \x01(\bR\x04sealB\x14\n" +
+	"\x12match_seq_presenceB\x18\n" +
+	"\x16fencing_token_presence\"\x88\x01\n" +
 	"\x14AppendSessionRequest\x120\n" +
 	"\x04open\x18\x01 \x01(\v2\x1a.nova.v1.AppendSessionOpenH\x00R\x04open\x123\n" +
 	"\x05batch\x18\x02 \x01(\v2\x1b.nova.v1.AppendSessionBatchH\x00R\x05batchB\t\n" +
@@ -1311,35 +2642,34 @@ const file_nova_v1_append_proto_rawDesc = "" +
 	"\x06opened\x18\x02 \x01(\v2\x1c.nova.v1.AppendSessionOpenedH\x00R\x06opened\x12&\n" +
 	"\x03ack\x18\x03 \x01(\v2\x12.nova.v1.AppendAckH\x00R\x03ack\x129\n" +
 	"\afailure\x18\x04 \x01(\v2\x1d.nova.v1.AppendSessionFailureH\x00R\afailureB\t\n" +
-	"\amessage\"\xa8\x01\n" +
+	"\amessage\"\xad\x01\n" +
 	"\vTrimRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
 	"\tstream_id\x18\x03 \x01(\tR\bstreamId\x12\x10\n" +
-	"\x03seq\x18\x04 \x01(\x04R\x03seq\x12(\n" +
-	"\rfencing_token\x18\x05 \x01(\tH\x00R\ffencingToken\x88\x01\x01B\x10\n" +
-	"\x0e_fencing_token\"?\n" +
+	"\x03seq\x18\x04 \x01(\x04R\x03seq\x12%\n" +
+	"\rfencing_token\x18\x05 \x01(\tH\x00R\ffencingTokenB\x18\n" +
+	"\x16fencing_token_presence\"?\n" +
 	"\fTrimResponse\x12\x1b\n" +
 	"\tfirst_seq\x18\x01 \x01(\x04R\bfirstSeq\x12\x12\n" +
-	"\x04tail\x18\x02 \x01(\x04R\x04tail\"\xcc\x01\n" +
+	"\x04tail\x18\x02 \x01(\x04R\x04tail\"\xd6\x01\n" +
 	"\x11SealStreamRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
-	"\tstream_id\x18\x03 \x01(\tR\bstreamId\x12 \n" +
-	"\tmatch_seq\x18\x04 \x01(\x04H\x00R\bmatchSeq\x88\x01\x01\x12(\n" +
-	"\rfencing_token\x18\x05 \x01(\tH\x01R\ffencingToken\x88\x01\x01B\f\n" +
-	"\n" +
-	"_match_seqB\x10\n" +
-	"\x0e_fencing_token\"(\n" +
+	"\tstream_id\x18\x03 \x01(\tR\bstreamId\x12\x1d\n" +
+	"\tmatch_seq\x18\x04 \x01(\x04H\x00R\bmatchSeq\x12%\n" +
+	"\rfencing_token\x18\x05 \x01(\tH\x01R\ffencingTokenB\x14\n" +
+	"\x12match_seq_presenceB\x18\n" +
+	"\x16fencing_token_presence\"(\n" +
 	"\x12SealStreamResponse\x12\x12\n" +
-	"\x04tail\x18\x01 \x01(\x04R\x04tail\"\xb7\x01\n" +
+	"\x04tail\x18\x01 \x01(\x04R\x04tail\"\xbc\x01\n" +
 	"\x16SetFencingTokenRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
 	"\tstream_id\x18\x03 \x01(\tR\bstreamId\x12\x14\n" +
-	"\x05token\x18\x04 \x01(\tR\x05token\x12(\n" +
-	"\rfencing_token\x18\x05 \x01(\tH\x00R\ffencingToken\x88\x01\x01B\x10\n" +
-	"\x0e_fencing_token\"-\n" +
+	"\x05token\x18\x04 \x01(\tR\x05token\x12%\n" +
+	"\rfencing_token\x18\x05 \x01(\tH\x00R\ffencingTokenB\x18\n" +
+	"\x16fencing_token_presence\"-\n" +
 	"\x17SetFencingTokenResponse\x12\x12\n" +
 	"\x04tail\x18\x01 \x01(\x04R\x04tail*R\n" +
 	"\aOutcome\x12\x17\n" +
@@ -1353,18 +2683,6 @@ const file_nova_v1_append_proto_rawDesc = "" +
 	"\n" +
 	"SealStream\x12\x1a.nova.v1.SealStreamRequest\x1a\x1b.nova.v1.SealStreamResponse\x12T\n" +
 	"\x0fSetFencingToken\x12\x1f.nova.v1.SetFencingTokenRequest\x1a .nova.v1.SetFencingTokenResponseB6Z4github.com/nova-stream/nova/proto/gen/nova/v1;novapbb\x06proto3"
-
-var (
-	file_nova_v1_append_proto_rawDescOnce sync.Once
-	file_nova_v1_append_proto_rawDescData []byte
-)
-
-func file_nova_v1_append_proto_rawDescGZIP() []byte {
-	file_nova_v1_append_proto_rawDescOnce.Do(func() {
-		file_nova_v1_append_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_nova_v1_append_proto_rawDesc), len(file_nova_v1_append_proto_rawDesc)))
-	})
-	return file_nova_v1_append_proto_rawDescData
-}
 
 var file_nova_v1_append_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_nova_v1_append_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
@@ -1420,8 +2738,14 @@ func file_nova_v1_append_proto_init() {
 		return
 	}
 	file_nova_v1_record_proto_init()
-	file_nova_v1_append_proto_msgTypes[0].OneofWrappers = []any{}
-	file_nova_v1_append_proto_msgTypes[4].OneofWrappers = []any{}
+	file_nova_v1_append_proto_msgTypes[0].OneofWrappers = []any{
+		(*AppendRequest_MatchSeq)(nil),
+		(*AppendRequest_FencingToken)(nil),
+	}
+	file_nova_v1_append_proto_msgTypes[4].OneofWrappers = []any{
+		(*AppendSessionBatch_MatchSeq)(nil),
+		(*AppendSessionBatch_FencingToken)(nil),
+	}
 	file_nova_v1_append_proto_msgTypes[5].OneofWrappers = []any{
 		(*AppendSessionRequest_Open)(nil),
 		(*AppendSessionRequest_Batch)(nil),
@@ -1431,9 +2755,16 @@ func file_nova_v1_append_proto_init() {
 		(*AppendSessionResponse_Ack)(nil),
 		(*AppendSessionResponse_Failure)(nil),
 	}
-	file_nova_v1_append_proto_msgTypes[9].OneofWrappers = []any{}
-	file_nova_v1_append_proto_msgTypes[11].OneofWrappers = []any{}
-	file_nova_v1_append_proto_msgTypes[13].OneofWrappers = []any{}
+	file_nova_v1_append_proto_msgTypes[9].OneofWrappers = []any{
+		(*TrimRequest_FencingToken)(nil),
+	}
+	file_nova_v1_append_proto_msgTypes[11].OneofWrappers = []any{
+		(*SealStreamRequest_MatchSeq)(nil),
+		(*SealStreamRequest_FencingToken)(nil),
+	}
+	file_nova_v1_append_proto_msgTypes[13].OneofWrappers = []any{
+		(*SetFencingTokenRequest_FencingToken)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -4,13 +4,14 @@
 // 	protoc        (unknown)
 // source: nova/v1/bucket.proto
 
+//go:build !protoopaque
+
 package novapb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
-	sync "sync"
 	unsafe "unsafe"
 )
 
@@ -69,19 +70,18 @@ func (x BucketState) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-// Deprecated: Use BucketState.Descriptor instead.
-func (BucketState) EnumDescriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{0}
-}
-
 // BucketConfig holds a bucket's settings. In an update, absent fields keep
 // their value.
 type BucketConfig struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Create a stream that an append names and that does not exist. Default false.
-	CreateStreamOnAppend *bool `protobuf:"varint,1,opt,name=create_stream_on_append,json=createStreamOnAppend,proto3,oneof" json:"create_stream_on_append,omitempty"`
-	// Create a stream that a read names and that does not exist. Default false.
-	CreateStreamOnRead *bool `protobuf:"varint,2,opt,name=create_stream_on_read,json=createStreamOnRead,proto3,oneof" json:"create_stream_on_read,omitempty"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
+	// Types that are valid to be assigned to CreateStreamOnAppendPresence:
+	//
+	//	*BucketConfig_CreateStreamOnAppend
+	CreateStreamOnAppendPresence isBucketConfig_CreateStreamOnAppendPresence `protobuf_oneof:"create_stream_on_append_presence"`
+	// Types that are valid to be assigned to CreateStreamOnReadPresence:
+	//
+	//	*BucketConfig_CreateStreamOnRead
+	CreateStreamOnReadPresence isBucketConfig_CreateStreamOnReadPresence `protobuf_oneof:"create_stream_on_read_presence"`
 	// Settings of new streams where their creation names none.
 	DefaultStreamConfig *StreamConfig `protobuf:"bytes,3,opt,name=default_stream_config,json=defaultStreamConfig,proto3" json:"default_stream_config,omitempty"`
 	unknownFields       protoimpl.UnknownFields
@@ -113,21 +113,34 @@ func (x *BucketConfig) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use BucketConfig.ProtoReflect.Descriptor instead.
-func (*BucketConfig) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{0}
+func (x *BucketConfig) GetCreateStreamOnAppendPresence() isBucketConfig_CreateStreamOnAppendPresence {
+	if x != nil {
+		return x.CreateStreamOnAppendPresence
+	}
+	return nil
 }
 
 func (x *BucketConfig) GetCreateStreamOnAppend() bool {
-	if x != nil && x.CreateStreamOnAppend != nil {
-		return *x.CreateStreamOnAppend
+	if x != nil {
+		if x, ok := x.CreateStreamOnAppendPresence.(*BucketConfig_CreateStreamOnAppend); ok {
+			return x.CreateStreamOnAppend
+		}
 	}
 	return false
 }
 
+func (x *BucketConfig) GetCreateStreamOnReadPresence() isBucketConfig_CreateStreamOnReadPresence {
+	if x != nil {
+		return x.CreateStreamOnReadPresence
+	}
+	return nil
+}
+
 func (x *BucketConfig) GetCreateStreamOnRead() bool {
-	if x != nil && x.CreateStreamOnRead != nil {
-		return *x.CreateStreamOnRead
+	if x != nil {
+		if x, ok := x.CreateStreamOnReadPresence.(*BucketConfig_CreateStreamOnRead); ok {
+			return x.CreateStreamOnRead
+		}
 	}
 	return false
 }
@@ -139,9 +152,183 @@ func (x *BucketConfig) GetDefaultStreamConfig() *StreamConfig {
 	return nil
 }
 
+func (x *BucketConfig) SetCreateStreamOnAppend(v bool) {
+	x.CreateStreamOnAppendPresence = &BucketConfig_CreateStreamOnAppend{v}
+}
+
+func (x *BucketConfig) SetCreateStreamOnRead(v bool) {
+	x.CreateStreamOnReadPresence = &BucketConfig_CreateStreamOnRead{v}
+}
+
+func (x *BucketConfig) SetDefaultStreamConfig(v *StreamConfig) {
+	x.DefaultStreamConfig = v
+}
+
+func (x *BucketConfig) HasCreateStreamOnAppendPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.CreateStreamOnAppendPresence != nil
+}
+
+func (x *BucketConfig) HasCreateStreamOnAppend() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.CreateStreamOnAppendPresence.(*BucketConfig_CreateStreamOnAppend)
+	return ok
+}
+
+func (x *BucketConfig) HasCreateStreamOnReadPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.CreateStreamOnReadPresence != nil
+}
+
+func (x *BucketConfig) HasCreateStreamOnRead() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.CreateStreamOnReadPresence.(*BucketConfig_CreateStreamOnRead)
+	return ok
+}
+
+func (x *BucketConfig) HasDefaultStreamConfig() bool {
+	if x == nil {
+		return false
+	}
+	return x.DefaultStreamConfig != nil
+}
+
+func (x *BucketConfig) ClearCreateStreamOnAppendPresence() {
+	x.CreateStreamOnAppendPresence = nil
+}
+
+func (x *BucketConfig) ClearCreateStreamOnAppend() {
+	if _, ok := x.CreateStreamOnAppendPresence.(*BucketConfig_CreateStreamOnAppend); ok {
+		x.CreateStreamOnAppendPresence = nil
+	}
+}
+
+func (x *BucketConfig) ClearCreateStreamOnReadPresence() {
+	x.CreateStreamOnReadPresence = nil
+}
+
+func (x *BucketConfig) ClearCreateStreamOnRead() {
+	if _, ok := x.CreateStreamOnReadPresence.(*BucketConfig_CreateStreamOnRead); ok {
+		x.CreateStreamOnReadPresence = nil
+	}
+}
+
+func (x *BucketConfig) ClearDefaultStreamConfig() {
+	x.DefaultStreamConfig = nil
+}
+
+const BucketConfig_CreateStreamOnAppendPresence_not_set_case case_BucketConfig_CreateStreamOnAppendPresence = 0
+const BucketConfig_CreateStreamOnAppend_case case_BucketConfig_CreateStreamOnAppendPresence = 1
+
+func (x *BucketConfig) WhichCreateStreamOnAppendPresence() case_BucketConfig_CreateStreamOnAppendPresence {
+	if x == nil {
+		return BucketConfig_CreateStreamOnAppendPresence_not_set_case
+	}
+	switch x.CreateStreamOnAppendPresence.(type) {
+	case *BucketConfig_CreateStreamOnAppend:
+		return BucketConfig_CreateStreamOnAppend_case
+	default:
+		return BucketConfig_CreateStreamOnAppendPresence_not_set_case
+	}
+}
+
+const BucketConfig_CreateStreamOnReadPresence_not_set_case case_BucketConfig_CreateStreamOnReadPresence = 0
+const BucketConfig_CreateStreamOnRead_case case_BucketConfig_CreateStreamOnReadPresence = 2
+
+func (x *BucketConfig) WhichCreateStreamOnReadPresence() case_BucketConfig_CreateStreamOnReadPresence {
+	if x == nil {
+		return BucketConfig_CreateStreamOnReadPresence_not_set_case
+	}
+	switch x.CreateStreamOnReadPresence.(type) {
+	case *BucketConfig_CreateStreamOnRead:
+		return BucketConfig_CreateStreamOnRead_case
+	default:
+		return BucketConfig_CreateStreamOnReadPresence_not_set_case
+	}
+}
+
+type BucketConfig_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// Fields of oneof CreateStreamOnAppendPresence:
+	// Create a stream that an append names and that does not exist. Default false.
+	CreateStreamOnAppend *bool
+	// -- end of CreateStreamOnAppendPresence
+	// Fields of oneof CreateStreamOnReadPresence:
+	// Create a stream that a read names and that does not exist. Default false.
+	CreateStreamOnRead *bool
+	// -- end of CreateStreamOnReadPresence
+	// Settings of new streams where their creation names none.
+	DefaultStreamConfig *StreamConfig
+}
+
+func (b0 BucketConfig_builder) Build() *BucketConfig {
+	m0 := &BucketConfig{}
+	b, x := &b0, m0
+	_, _ = b, x
+	if b.CreateStreamOnAppend != nil {
+		x.CreateStreamOnAppendPresence = &BucketConfig_CreateStreamOnAppend{*b.CreateStreamOnAppend}
+	}
+	if b.CreateStreamOnRead != nil {
+		x.CreateStreamOnReadPresence = &BucketConfig_CreateStreamOnRead{*b.CreateStreamOnRead}
+	}
+	x.DefaultStreamConfig = b.DefaultStreamConfig
+	return m0
+}
+
+type case_BucketConfig_CreateStreamOnAppendPresence protoreflect.FieldNumber
+
+func (x case_BucketConfig_CreateStreamOnAppendPresence) String() string {
+	md := file_nova_v1_bucket_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_BucketConfig_CreateStreamOnReadPresence protoreflect.FieldNumber
+
+func (x case_BucketConfig_CreateStreamOnReadPresence) String() string {
+	md := file_nova_v1_bucket_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type isBucketConfig_CreateStreamOnAppendPresence interface {
+	isBucketConfig_CreateStreamOnAppendPresence()
+}
+
+type BucketConfig_CreateStreamOnAppend struct {
+	// Create a stream that an append names and that does not exist. Default false.
+	CreateStreamOnAppend bool `protobuf:"varint,1,opt,name=create_stream_on_append,json=createStreamOnAppend,proto3,oneof"`
+}
+
+func (*BucketConfig_CreateStreamOnAppend) isBucketConfig_CreateStreamOnAppendPresence() {}
+
+type isBucketConfig_CreateStreamOnReadPresence interface {
+	isBucketConfig_CreateStreamOnReadPresence()
+}
+
+type BucketConfig_CreateStreamOnRead struct {
+	// Create a stream that a read names and that does not exist. Default false.
+	CreateStreamOnRead bool `protobuf:"varint,2,opt,name=create_stream_on_read,json=createStreamOnRead,proto3,oneof"`
+}
+
+func (*BucketConfig_CreateStreamOnRead) isBucketConfig_CreateStreamOnReadPresence() {}
+
 // Bucket is a namespace of streams.
 type Bucket struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// A DNS label: 3..63 characters of a-z, 0-9 and '-', not at the ends.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// What may be done with it.
@@ -179,11 +366,6 @@ func (x *Bucket) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Bucket.ProtoReflect.Descriptor instead.
-func (*Bucket) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{1}
-}
-
 func (x *Bucket) GetName() string {
 	if x != nil {
 		return x.Name
@@ -212,9 +394,60 @@ func (x *Bucket) GetConfig() *BucketConfig {
 	return nil
 }
 
+func (x *Bucket) SetName(v string) {
+	x.Name = v
+}
+
+func (x *Bucket) SetState(v BucketState) {
+	x.State = v
+}
+
+func (x *Bucket) SetCreatedAt(v int64) {
+	x.CreatedAt = v
+}
+
+func (x *Bucket) SetConfig(v *BucketConfig) {
+	x.Config = v
+}
+
+func (x *Bucket) HasConfig() bool {
+	if x == nil {
+		return false
+	}
+	return x.Config != nil
+}
+
+func (x *Bucket) ClearConfig() {
+	x.Config = nil
+}
+
+type Bucket_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// A DNS label: 3..63 characters of a-z, 0-9 and '-', not at the ends.
+	Name string
+	// What may be done with it.
+	State BucketState
+	// Milliseconds since the Unix epoch.
+	CreatedAt int64
+	// Every setting, defaults filled in.
+	Config *BucketConfig
+}
+
+func (b0 Bucket_builder) Build() *Bucket {
+	m0 := &Bucket{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Name = b.Name
+	x.State = b.State
+	x.CreatedAt = b.CreatedAt
+	x.Config = b.Config
+	return m0
+}
+
 // CreateBucketRequest asks for a bucket.
 type CreateBucketRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// A DNS label: 3..63 characters of a-z, 0-9 and '-', not at the ends.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// Settings; absent fields take the defaults.
@@ -251,11 +484,6 @@ func (x *CreateBucketRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use CreateBucketRequest.ProtoReflect.Descriptor instead.
-func (*CreateBucketRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{2}
-}
-
 func (x *CreateBucketRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -277,9 +505,54 @@ func (x *CreateBucketRequest) GetRequestToken() string {
 	return ""
 }
 
+func (x *CreateBucketRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *CreateBucketRequest) SetConfig(v *BucketConfig) {
+	x.Config = v
+}
+
+func (x *CreateBucketRequest) SetRequestToken(v string) {
+	x.RequestToken = v
+}
+
+func (x *CreateBucketRequest) HasConfig() bool {
+	if x == nil {
+		return false
+	}
+	return x.Config != nil
+}
+
+func (x *CreateBucketRequest) ClearConfig() {
+	x.Config = nil
+}
+
+type CreateBucketRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// A DNS label: 3..63 characters of a-z, 0-9 and '-', not at the ends.
+	Bucket string
+	// Settings; absent fields take the defaults.
+	Config *BucketConfig
+	// 1..64 bytes, chosen by the caller, to make a retry recognisable. Empty:
+	// a retry that finds the bucket with the same settings succeeds too.
+	RequestToken string
+}
+
+func (b0 CreateBucketRequest_builder) Build() *CreateBucketRequest {
+	m0 := &CreateBucketRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Config = b.Config
+	x.RequestToken = b.RequestToken
+	return m0
+}
+
 // CreateBucketResponse returns the bucket.
 type CreateBucketResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket as created.
 	Bucket        *Bucket `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -311,11 +584,6 @@ func (x *CreateBucketResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use CreateBucketResponse.ProtoReflect.Descriptor instead.
-func (*CreateBucketResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{3}
-}
-
 func (x *CreateBucketResponse) GetBucket() *Bucket {
 	if x != nil {
 		return x.Bucket
@@ -323,9 +591,39 @@ func (x *CreateBucketResponse) GetBucket() *Bucket {
 	return nil
 }
 
+func (x *CreateBucketResponse) SetBucket(v *Bucket) {
+	x.Bucket = v
+}
+
+func (x *CreateBucketResponse) HasBucket() bool {
+	if x == nil {
+		return false
+	}
+	return x.Bucket != nil
+}
+
+func (x *CreateBucketResponse) ClearBucket() {
+	x.Bucket = nil
+}
+
+type CreateBucketResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket as created.
+	Bucket *Bucket
+}
+
+func (b0 CreateBucketResponse_builder) Build() *CreateBucketResponse {
+	m0 := &CreateBucketResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	return m0
+}
+
 // GetBucketRequest names a bucket.
 type GetBucketRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket        string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -357,11 +655,6 @@ func (x *GetBucketRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use GetBucketRequest.ProtoReflect.Descriptor instead.
-func (*GetBucketRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{4}
-}
-
 func (x *GetBucketRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -369,9 +662,28 @@ func (x *GetBucketRequest) GetBucket() string {
 	return ""
 }
 
+func (x *GetBucketRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+type GetBucketRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+}
+
+func (b0 GetBucketRequest_builder) Build() *GetBucketRequest {
+	m0 := &GetBucketRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	return m0
+}
+
 // GetBucketResponse returns the bucket.
 type GetBucketResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket.
 	Bucket        *Bucket `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -403,11 +715,6 @@ func (x *GetBucketResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use GetBucketResponse.ProtoReflect.Descriptor instead.
-func (*GetBucketResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{5}
-}
-
 func (x *GetBucketResponse) GetBucket() *Bucket {
 	if x != nil {
 		return x.Bucket
@@ -415,9 +722,39 @@ func (x *GetBucketResponse) GetBucket() *Bucket {
 	return nil
 }
 
+func (x *GetBucketResponse) SetBucket(v *Bucket) {
+	x.Bucket = v
+}
+
+func (x *GetBucketResponse) HasBucket() bool {
+	if x == nil {
+		return false
+	}
+	return x.Bucket != nil
+}
+
+func (x *GetBucketResponse) ClearBucket() {
+	x.Bucket = nil
+}
+
+type GetBucketResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket.
+	Bucket *Bucket
+}
+
+func (b0 GetBucketResponse_builder) Build() *GetBucketResponse {
+	m0 := &GetBucketResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	return m0
+}
+
 // ListBucketsRequest asks for a page of buckets.
 type ListBucketsRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// Only names that start with it; 0..63 bytes.
 	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	// Only names after it, in byte order; 0..63 bytes.
@@ -453,11 +790,6 @@ func (x *ListBucketsRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ListBucketsRequest.ProtoReflect.Descriptor instead.
-func (*ListBucketsRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{6}
-}
-
 func (x *ListBucketsRequest) GetPrefix() string {
 	if x != nil {
 		return x.Prefix
@@ -479,9 +811,42 @@ func (x *ListBucketsRequest) GetLimit() uint32 {
 	return 0
 }
 
+func (x *ListBucketsRequest) SetPrefix(v string) {
+	x.Prefix = v
+}
+
+func (x *ListBucketsRequest) SetStartAfter(v string) {
+	x.StartAfter = v
+}
+
+func (x *ListBucketsRequest) SetLimit(v uint32) {
+	x.Limit = v
+}
+
+type ListBucketsRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// Only names that start with it; 0..63 bytes.
+	Prefix string
+	// Only names after it, in byte order; 0..63 bytes.
+	StartAfter string
+	// 1..1000; 0 means 1000.
+	Limit uint32
+}
+
+func (b0 ListBucketsRequest_builder) Build() *ListBucketsRequest {
+	m0 := &ListBucketsRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Prefix = b.Prefix
+	x.StartAfter = b.StartAfter
+	x.Limit = b.Limit
+	return m0
+}
+
 // ListBucketsResponse is a page of buckets.
 type ListBucketsResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// In byte order of names.
 	Buckets []*Bucket `protobuf:"bytes,1,rep,name=buckets,proto3" json:"buckets,omitempty"`
 	// More follow after the last one.
@@ -515,11 +880,6 @@ func (x *ListBucketsResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ListBucketsResponse.ProtoReflect.Descriptor instead.
-func (*ListBucketsResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{7}
-}
-
 func (x *ListBucketsResponse) GetBuckets() []*Bucket {
 	if x != nil {
 		return x.Buckets
@@ -534,9 +894,35 @@ func (x *ListBucketsResponse) GetHasMore() bool {
 	return false
 }
 
+func (x *ListBucketsResponse) SetBuckets(v []*Bucket) {
+	x.Buckets = v
+}
+
+func (x *ListBucketsResponse) SetHasMore(v bool) {
+	x.HasMore = v
+}
+
+type ListBucketsResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// In byte order of names.
+	Buckets []*Bucket
+	// More follow after the last one.
+	HasMore bool
+}
+
+func (b0 ListBucketsResponse_builder) Build() *ListBucketsResponse {
+	m0 := &ListBucketsResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Buckets = b.Buckets
+	x.HasMore = b.HasMore
+	return m0
+}
+
 // UpdateBucketRequest changes settings.
 type UpdateBucketRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The settings to change; at least one.
@@ -570,11 +956,6 @@ func (x *UpdateBucketRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use UpdateBucketRequest.ProtoReflect.Descriptor instead.
-func (*UpdateBucketRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{8}
-}
-
 func (x *UpdateBucketRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -589,9 +970,46 @@ func (x *UpdateBucketRequest) GetConfig() *BucketConfig {
 	return nil
 }
 
+func (x *UpdateBucketRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *UpdateBucketRequest) SetConfig(v *BucketConfig) {
+	x.Config = v
+}
+
+func (x *UpdateBucketRequest) HasConfig() bool {
+	if x == nil {
+		return false
+	}
+	return x.Config != nil
+}
+
+func (x *UpdateBucketRequest) ClearConfig() {
+	x.Config = nil
+}
+
+type UpdateBucketRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The settings to change; at least one.
+	Config *BucketConfig
+}
+
+func (b0 UpdateBucketRequest_builder) Build() *UpdateBucketRequest {
+	m0 := &UpdateBucketRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Config = b.Config
+	return m0
+}
+
 // UpdateBucketResponse returns the bucket.
 type UpdateBucketResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket with all its settings.
 	Bucket        *Bucket `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -623,11 +1041,6 @@ func (x *UpdateBucketResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use UpdateBucketResponse.ProtoReflect.Descriptor instead.
-func (*UpdateBucketResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{9}
-}
-
 func (x *UpdateBucketResponse) GetBucket() *Bucket {
 	if x != nil {
 		return x.Bucket
@@ -635,9 +1048,39 @@ func (x *UpdateBucketResponse) GetBucket() *Bucket {
 	return nil
 }
 
+func (x *UpdateBucketResponse) SetBucket(v *Bucket) {
+	x.Bucket = v
+}
+
+func (x *UpdateBucketResponse) HasBucket() bool {
+	if x == nil {
+		return false
+	}
+	return x.Bucket != nil
+}
+
+func (x *UpdateBucketResponse) ClearBucket() {
+	x.Bucket = nil
+}
+
+type UpdateBucketResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket with all its settings.
+	Bucket *Bucket
+}
+
+func (b0 UpdateBucketResponse_builder) Build() *UpdateBucketResponse {
+	m0 := &UpdateBucketResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	return m0
+}
+
 // DeleteBucketRequest asks to delete a bucket.
 type DeleteBucketRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// Delete the streams in it first. Without it a bucket that has streams is
@@ -672,11 +1115,6 @@ func (x *DeleteBucketRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeleteBucketRequest.ProtoReflect.Descriptor instead.
-func (*DeleteBucketRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{10}
-}
-
 func (x *DeleteBucketRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -691,9 +1129,36 @@ func (x *DeleteBucketRequest) GetForce() bool {
 	return false
 }
 
+func (x *DeleteBucketRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *DeleteBucketRequest) SetForce(v bool) {
+	x.Force = v
+}
+
+type DeleteBucketRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// Delete the streams in it first. Without it a bucket that has streams is
+	// refused: FAILED_PRECONDITION with reason BUCKET_NOT_EMPTY.
+	Force bool
+}
+
+func (b0 DeleteBucketRequest_builder) Build() *DeleteBucketRequest {
+	m0 := &DeleteBucketRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Force = b.Force
+	return m0
+}
+
 // DeleteBucketResponse is empty.
 type DeleteBucketResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state         protoimpl.MessageState `protogen:"hybrid.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -723,22 +1188,29 @@ func (x *DeleteBucketResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeleteBucketResponse.ProtoReflect.Descriptor instead.
-func (*DeleteBucketResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_bucket_proto_rawDescGZIP(), []int{11}
+type DeleteBucketResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+}
+
+func (b0 DeleteBucketResponse_builder) Build() *DeleteBucketResponse {
+	m0 := &DeleteBucketResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	return m0
 }
 
 var File_nova_v1_bucket_proto protoreflect.FileDescriptor
 
 const file_nova_v1_bucket_proto_rawDesc = "" +
 	"\n" +
-	"\x14nova/v1/bucket.proto\x12\anova.v1\x1a\x14nova/v1/stream.proto\"\x83\x02\n" +
-	"\fBucketConfig\x12:\n" +
-	"\x17create_stream_on_append\x18\x01 \x01(\bH\x00R\x14createStreamOnAppend\x88\x01\x01\x126\n" +
-	"\x15create_stream_on_read\x18\x02 \x01(\bH\x01R\x12createStreamOnRead\x88\x01\x01\x12I\n" +
-	"\x15default_stream_config\x18\x03 \x01(\v2\x15.nova.v1.StreamConfigR\x13defaultStreamConfigB\x1a\n" +
-	"\x18_create_stream_on_appendB\x18\n" +
-	"\x16_create_stream_on_read\"\x96\x01\n" +
+	"\x14nova/v1/bucket.proto\x12\anova.v1\x1a\x14nova/v1/stream.proto\"\x8d\x02\n" +
+	"\fBucketConfig\x127\n" +
+	"\x17create_stream_on_append\x18\x01 \x01(\bH\x00R\x14createStreamOnAppend\x123\n" +
+	"\x15create_stream_on_read\x18\x02 \x01(\bH\x01R\x12createStreamOnRead\x12I\n" +
+	"\x15default_stream_config\x18\x03 \x01(\v2\x15.nova.v1.StreamConfigR\x13defaultStreamConfigB\"\n" +
+	" create_stream_on_append_presenceB \n" +
+	"\x1ecreate_stream_on_read_presence\"\x96\x01\n" +
 	"\x06Bucket\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12*\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x14.nova.v1.BucketStateR\x05state\x12\x1d\n" +
@@ -782,18 +1254,6 @@ const file_nova_v1_bucket_proto_rawDesc = "" +
 	"\vListBuckets\x12\x1b.nova.v1.ListBucketsRequest\x1a\x1c.nova.v1.ListBucketsResponse\x12K\n" +
 	"\fUpdateBucket\x12\x1c.nova.v1.UpdateBucketRequest\x1a\x1d.nova.v1.UpdateBucketResponse\x12K\n" +
 	"\fDeleteBucket\x12\x1c.nova.v1.DeleteBucketRequest\x1a\x1d.nova.v1.DeleteBucketResponseB6Z4github.com/nova-stream/nova/proto/gen/nova/v1;novapbb\x06proto3"
-
-var (
-	file_nova_v1_bucket_proto_rawDescOnce sync.Once
-	file_nova_v1_bucket_proto_rawDescData []byte
-)
-
-func file_nova_v1_bucket_proto_rawDescGZIP() []byte {
-	file_nova_v1_bucket_proto_rawDescOnce.Do(func() {
-		file_nova_v1_bucket_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_nova_v1_bucket_proto_rawDesc), len(file_nova_v1_bucket_proto_rawDesc)))
-	})
-	return file_nova_v1_bucket_proto_rawDescData
-}
 
 var file_nova_v1_bucket_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_nova_v1_bucket_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
@@ -846,7 +1306,10 @@ func file_nova_v1_bucket_proto_init() {
 		return
 	}
 	file_nova_v1_stream_proto_init()
-	file_nova_v1_bucket_proto_msgTypes[0].OneofWrappers = []any{}
+	file_nova_v1_bucket_proto_msgTypes[0].OneofWrappers = []any{
+		(*BucketConfig_CreateStreamOnAppend)(nil),
+		(*BucketConfig_CreateStreamOnRead)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -4,13 +4,14 @@
 // 	protoc        (unknown)
 // source: nova/v1/read.proto
 
+//go:build !protoopaque
+
 package novapb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
-	sync "sync"
 	unsafe "unsafe"
 )
 
@@ -23,7 +24,7 @@ const (
 
 // ReadRequest asks for a page.
 type ReadRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
@@ -40,13 +41,18 @@ type ReadRequest struct {
 	Start isReadRequest_Start `protobuf_oneof:"start"`
 	// Start at the nearest retained number instead of failing.
 	Clamp bool `protobuf:"varint,7,opt,name=clamp,proto3" json:"clamp,omitempty"`
-	// At most this many records; 0 reads nothing. Absent: no limit but a page's.
-	Count *uint64 `protobuf:"varint,8,opt,name=count,proto3,oneof" json:"count,omitempty"`
-	// At most this many bytes of headers and bodies; 0 reads nothing. The first
-	// record is returned even if it is larger, unless the limit is 0.
-	Bytes *uint64 `protobuf:"varint,9,opt,name=bytes,proto3,oneof" json:"bytes,omitempty"`
-	// Stop before the first record at or after this time, milliseconds.
-	Until *int64 `protobuf:"varint,10,opt,name=until,proto3,oneof" json:"until,omitempty"`
+	// Types that are valid to be assigned to CountPresence:
+	//
+	//	*ReadRequest_Count
+	CountPresence isReadRequest_CountPresence `protobuf_oneof:"count_presence"`
+	// Types that are valid to be assigned to BytesPresence:
+	//
+	//	*ReadRequest_Bytes
+	BytesPresence isReadRequest_BytesPresence `protobuf_oneof:"bytes_presence"`
+	// Types that are valid to be assigned to UntilPresence:
+	//
+	//	*ReadRequest_Until
+	UntilPresence isReadRequest_UntilPresence `protobuf_oneof:"until_presence"`
 	// At the tail, wait this many milliseconds for more, 0..60000.
 	WaitMs uint32 `protobuf:"varint,11,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
 	// Allow an answer from settled history while the stream has no leader.
@@ -78,11 +84,6 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
-func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_read_proto_rawDescGZIP(), []int{0}
 }
 
 func (x *ReadRequest) GetBucket() string {
@@ -147,23 +148,50 @@ func (x *ReadRequest) GetClamp() bool {
 	return false
 }
 
+func (x *ReadRequest) GetCountPresence() isReadRequest_CountPresence {
+	if x != nil {
+		return x.CountPresence
+	}
+	return nil
+}
+
 func (x *ReadRequest) GetCount() uint64 {
-	if x != nil && x.Count != nil {
-		return *x.Count
+	if x != nil {
+		if x, ok := x.CountPresence.(*ReadRequest_Count); ok {
+			return x.Count
+		}
 	}
 	return 0
+}
+
+func (x *ReadRequest) GetBytesPresence() isReadRequest_BytesPresence {
+	if x != nil {
+		return x.BytesPresence
+	}
+	return nil
 }
 
 func (x *ReadRequest) GetBytes() uint64 {
-	if x != nil && x.Bytes != nil {
-		return *x.Bytes
+	if x != nil {
+		if x, ok := x.BytesPresence.(*ReadRequest_Bytes); ok {
+			return x.Bytes
+		}
 	}
 	return 0
 }
 
+func (x *ReadRequest) GetUntilPresence() isReadRequest_UntilPresence {
+	if x != nil {
+		return x.UntilPresence
+	}
+	return nil
+}
+
 func (x *ReadRequest) GetUntil() int64 {
-	if x != nil && x.Until != nil {
-		return *x.Until
+	if x != nil {
+		if x, ok := x.UntilPresence.(*ReadRequest_Until); ok {
+			return x.Until
+		}
 	}
 	return 0
 }
@@ -180,6 +208,360 @@ func (x *ReadRequest) GetStaleOk() bool {
 		return x.StaleOk
 	}
 	return false
+}
+
+func (x *ReadRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *ReadRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *ReadRequest) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *ReadRequest) SetSeq(v uint64) {
+	x.Start = &ReadRequest_Seq{v}
+}
+
+func (x *ReadRequest) SetTimestamp(v int64) {
+	x.Start = &ReadRequest_Timestamp{v}
+}
+
+func (x *ReadRequest) SetTailOffset(v uint64) {
+	x.Start = &ReadRequest_TailOffset{v}
+}
+
+func (x *ReadRequest) SetClamp(v bool) {
+	x.Clamp = v
+}
+
+func (x *ReadRequest) SetCount(v uint64) {
+	x.CountPresence = &ReadRequest_Count{v}
+}
+
+func (x *ReadRequest) SetBytes(v uint64) {
+	x.BytesPresence = &ReadRequest_Bytes{v}
+}
+
+func (x *ReadRequest) SetUntil(v int64) {
+	x.UntilPresence = &ReadRequest_Until{v}
+}
+
+func (x *ReadRequest) SetWaitMs(v uint32) {
+	x.WaitMs = v
+}
+
+func (x *ReadRequest) SetStaleOk(v bool) {
+	x.StaleOk = v
+}
+
+func (x *ReadRequest) HasStart() bool {
+	if x == nil {
+		return false
+	}
+	return x.Start != nil
+}
+
+func (x *ReadRequest) HasSeq() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.Start.(*ReadRequest_Seq)
+	return ok
+}
+
+func (x *ReadRequest) HasTimestamp() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.Start.(*ReadRequest_Timestamp)
+	return ok
+}
+
+func (x *ReadRequest) HasTailOffset() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.Start.(*ReadRequest_TailOffset)
+	return ok
+}
+
+func (x *ReadRequest) HasCountPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.CountPresence != nil
+}
+
+func (x *ReadRequest) HasCount() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.CountPresence.(*ReadRequest_Count)
+	return ok
+}
+
+func (x *ReadRequest) HasBytesPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.BytesPresence != nil
+}
+
+func (x *ReadRequest) HasBytes() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.BytesPresence.(*ReadRequest_Bytes)
+	return ok
+}
+
+func (x *ReadRequest) HasUntilPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.UntilPresence != nil
+}
+
+func (x *ReadRequest) HasUntil() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.UntilPresence.(*ReadRequest_Until)
+	return ok
+}
+
+func (x *ReadRequest) ClearStart() {
+	x.Start = nil
+}
+
+func (x *ReadRequest) ClearSeq() {
+	if _, ok := x.Start.(*ReadRequest_Seq); ok {
+		x.Start = nil
+	}
+}
+
+func (x *ReadRequest) ClearTimestamp() {
+	if _, ok := x.Start.(*ReadRequest_Timestamp); ok {
+		x.Start = nil
+	}
+}
+
+func (x *ReadRequest) ClearTailOffset() {
+	if _, ok := x.Start.(*ReadRequest_TailOffset); ok {
+		x.Start = nil
+	}
+}
+
+func (x *ReadRequest) ClearCountPresence() {
+	x.CountPresence = nil
+}
+
+func (x *ReadRequest) ClearCount() {
+	if _, ok := x.CountPresence.(*ReadRequest_Count); ok {
+		x.CountPresence = nil
+	}
+}
+
+func (x *ReadRequest) ClearBytesPresence() {
+	x.BytesPresence = nil
+}
+
+func (x *ReadRequest) ClearBytes() {
+	if _, ok := x.BytesPresence.(*ReadRequest_Bytes); ok {
+		x.BytesPresence = nil
+	}
+}
+
+func (x *ReadRequest) ClearUntilPresence() {
+	x.UntilPresence = nil
+}
+
+func (x *ReadRequest) ClearUntil() {
+	if _, ok := x.UntilPresence.(*ReadRequest_Until); ok {
+		x.UntilPresence = nil
+	}
+}
+
+const ReadRequest_Start_not_set_case case_ReadRequest_Start = 0
+const ReadRequest_Seq_case case_ReadRequest_Start = 4
+const ReadRequest_Timestamp_case case_ReadRequest_Start = 5
+const ReadRequest_TailOffset_case case_ReadRequest_Start = 6
+
+func (x *ReadRequest) WhichStart() case_ReadRequest_Start {
+	if x == nil {
+		return ReadRequest_Start_not_set_case
+	}
+	switch x.Start.(type) {
+	case *ReadRequest_Seq:
+		return ReadRequest_Seq_case
+	case *ReadRequest_Timestamp:
+		return ReadRequest_Timestamp_case
+	case *ReadRequest_TailOffset:
+		return ReadRequest_TailOffset_case
+	default:
+		return ReadRequest_Start_not_set_case
+	}
+}
+
+const ReadRequest_CountPresence_not_set_case case_ReadRequest_CountPresence = 0
+const ReadRequest_Count_case case_ReadRequest_CountPresence = 8
+
+func (x *ReadRequest) WhichCountPresence() case_ReadRequest_CountPresence {
+	if x == nil {
+		return ReadRequest_CountPresence_not_set_case
+	}
+	switch x.CountPresence.(type) {
+	case *ReadRequest_Count:
+		return ReadRequest_Count_case
+	default:
+		return ReadRequest_CountPresence_not_set_case
+	}
+}
+
+const ReadRequest_BytesPresence_not_set_case case_ReadRequest_BytesPresence = 0
+const ReadRequest_Bytes_case case_ReadRequest_BytesPresence = 9
+
+func (x *ReadRequest) WhichBytesPresence() case_ReadRequest_BytesPresence {
+	if x == nil {
+		return ReadRequest_BytesPresence_not_set_case
+	}
+	switch x.BytesPresence.(type) {
+	case *ReadRequest_Bytes:
+		return ReadRequest_Bytes_case
+	default:
+		return ReadRequest_BytesPresence_not_set_case
+	}
+}
+
+const ReadRequest_UntilPresence_not_set_case case_ReadRequest_UntilPresence = 0
+const ReadRequest_Until_case case_ReadRequest_UntilPresence = 10
+
+func (x *ReadRequest) WhichUntilPresence() case_ReadRequest_UntilPresence {
+	if x == nil {
+		return ReadRequest_UntilPresence_not_set_case
+	}
+	switch x.UntilPresence.(type) {
+	case *ReadRequest_Until:
+		return ReadRequest_Until_case
+	default:
+		return ReadRequest_UntilPresence_not_set_case
+	}
+}
+
+type ReadRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+	// Fail unless the name still means this stream (ULID). Optional.
+	StreamId string
+	// Where to start; none: at the first retained record.
+
+	// Fields of oneof Start:
+	// This number. Below the first retained record: TRIMMED. At the tail: an
+	// empty page. Beyond it: BEYOND_TAIL.
+	Seq *uint64
+	// The first retained record at or after this time, milliseconds.
+	Timestamp *int64
+	// This many records before the tail, or the first retained record.
+	TailOffset *uint64
+	// -- end of Start
+	// Start at the nearest retained number instead of failing.
+	Clamp bool
+	// Fields of oneof CountPresence:
+	// At most this many records; 0 reads nothing. Absent: no limit but a page's.
+	Count *uint64
+	// -- end of CountPresence
+	// Fields of oneof BytesPresence:
+	// At most this many bytes of headers and bodies; 0 reads nothing. The first
+	// record is returned even if it is larger, unless the limit is 0.
+	Bytes *uint64
+	// -- end of BytesPresence
+	// Fields of oneof UntilPresence:
+	// Stop before the first record at or after this time, milliseconds.
+	Until *int64
+	// -- end of UntilPresence
+	// At the tail, wait this many milliseconds for more, 0..60000.
+	WaitMs uint32
+	// Allow an answer from settled history while the stream has no leader.
+	StaleOk bool
+}
+
+func (b0 ReadRequest_builder) Build() *ReadRequest {
+	m0 := &ReadRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.StreamId = b.StreamId
+	if b.Seq != nil {
+		x.Start = &ReadRequest_Seq{*b.Seq}
+	}
+	if b.Timestamp != nil {
+		x.Start = &ReadRequest_Timestamp{*b.Timestamp}
+	}
+	if b.TailOffset != nil {
+		x.Start = &ReadRequest_TailOffset{*b.TailOffset}
+	}
+	x.Clamp = b.Clamp
+	if b.Count != nil {
+		x.CountPresence = &ReadRequest_Count{*b.Count}
+	}
+	if b.Bytes != nil {
+		x.BytesPresence = &ReadRequest_Bytes{*b.Bytes}
+	}
+	if b.Until != nil {
+		x.UntilPresence = &ReadRequest_Until{*b.Until}
+	}
+	x.WaitMs = b.WaitMs
+	x.StaleOk = b.StaleOk
+	return m0
+}
+
+type case_ReadRequest_Start protoreflect.FieldNumber
+
+func (x case_ReadRequest_Start) String() string {
+	md := file_nova_v1_read_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_ReadRequest_CountPresence protoreflect.FieldNumber
+
+func (x case_ReadRequest_CountPresence) String() string {
+	md := file_nova_v1_read_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_ReadRequest_BytesPresence protoreflect.FieldNumber
+
+func (x case_ReadRequest_BytesPresence) String() string {
+	md := file_nova_v1_read_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_ReadRequest_UntilPresence protoreflect.FieldNumber
+
+func (x case_ReadRequest_UntilPresence) String() string {
+	md := file_nova_v1_read_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
 }
 
 type isReadRequest_Start interface {
@@ -208,9 +590,43 @@ func (*ReadRequest_Timestamp) isReadRequest_Start() {}
 
 func (*ReadRequest_TailOffset) isReadRequest_Start() {}
 
+type isReadRequest_CountPresence interface {
+	isReadRequest_CountPresence()
+}
+
+type ReadRequest_Count struct {
+	// At most this many records; 0 reads nothing. Absent: no limit but a page's.
+	Count uint64 `protobuf:"varint,8,opt,name=count,proto3,oneof"`
+}
+
+func (*ReadRequest_Count) isReadRequest_CountPresence() {}
+
+type isReadRequest_BytesPresence interface {
+	isReadRequest_BytesPresence()
+}
+
+type ReadRequest_Bytes struct {
+	// At most this many bytes of headers and bodies; 0 reads nothing. The first
+	// record is returned even if it is larger, unless the limit is 0.
+	Bytes uint64 `protobuf:"varint,9,opt,name=bytes,proto3,oneof"`
+}
+
+func (*ReadRequest_Bytes) isReadRequest_BytesPresence() {}
+
+type isReadRequest_UntilPresence interface {
+	isReadRequest_UntilPresence()
+}
+
+type ReadRequest_Until struct {
+	// Stop before the first record at or after this time, milliseconds.
+	Until int64 `protobuf:"varint,10,opt,name=until,proto3,oneof"`
+}
+
+func (*ReadRequest_Until) isReadRequest_UntilPresence() {}
+
 // ReadResponse is a page. It stays under 3 MiB.
 type ReadResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// In order, without gaps.
 	Records []*Record `protobuf:"bytes,1,rep,name=records,proto3" json:"records,omitempty"`
 	// Where the next page starts.
@@ -257,11 +673,6 @@ func (x *ReadResponse) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReadResponse.ProtoReflect.Descriptor instead.
-func (*ReadResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_read_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *ReadResponse) GetRecords() []*Record {
@@ -327,9 +738,85 @@ func (x *ReadResponse) GetEndOfStream() bool {
 	return false
 }
 
+func (x *ReadResponse) SetRecords(v []*Record) {
+	x.Records = v
+}
+
+func (x *ReadResponse) SetNextSeq(v uint64) {
+	x.NextSeq = v
+}
+
+func (x *ReadResponse) SetTail(v uint64) {
+	x.Tail = v
+}
+
+func (x *ReadResponse) SetFirstSeq(v uint64) {
+	x.FirstSeq = v
+}
+
+func (x *ReadResponse) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *ReadResponse) SetHashBefore(v uint64) {
+	x.HashBefore = v
+}
+
+func (x *ReadResponse) SetHashAfter(v uint64) {
+	x.HashAfter = v
+}
+
+func (x *ReadResponse) SetLimitReached(v bool) {
+	x.LimitReached = v
+}
+
+func (x *ReadResponse) SetEndOfStream(v bool) {
+	x.EndOfStream = v
+}
+
+type ReadResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// In order, without gaps.
+	Records []*Record
+	// Where the next page starts.
+	NextSeq uint64
+	// The stream's next number.
+	Tail uint64
+	// The first retained record's number.
+	FirstSeq uint64
+	// The stream's id (ULID).
+	StreamId string
+	// The running content hash before the first returned record; 0 if none.
+	HashBefore uint64
+	// The running content hash after the last returned record; 0 if none.
+	HashAfter uint64
+	// The read reached a limit of the request (count, bytes or until): reading
+	// on would return more than was asked for.
+	LimitReached bool
+	// The stream is sealed and next_seq is its final tail.
+	EndOfStream bool
+}
+
+func (b0 ReadResponse_builder) Build() *ReadResponse {
+	m0 := &ReadResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Records = b.Records
+	x.NextSeq = b.NextSeq
+	x.Tail = b.Tail
+	x.FirstSeq = b.FirstSeq
+	x.StreamId = b.StreamId
+	x.HashBefore = b.HashBefore
+	x.HashAfter = b.HashAfter
+	x.LimitReached = b.LimitReached
+	x.EndOfStream = b.EndOfStream
+	return m0
+}
+
 // SubscribeRequest asks for records as they come. Fields as in ReadRequest.
 type SubscribeRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
@@ -346,12 +833,18 @@ type SubscribeRequest struct {
 	Start isSubscribeRequest_Start `protobuf_oneof:"start"`
 	// Start at the nearest retained number instead of failing.
 	Clamp bool `protobuf:"varint,7,opt,name=clamp,proto3" json:"clamp,omitempty"`
-	// End after this many records.
-	Count *uint64 `protobuf:"varint,8,opt,name=count,proto3,oneof" json:"count,omitempty"`
-	// End after this many bytes of headers and bodies.
-	Bytes *uint64 `protobuf:"varint,9,opt,name=bytes,proto3,oneof" json:"bytes,omitempty"`
-	// End before the first record at or after this time, milliseconds.
-	Until *int64 `protobuf:"varint,10,opt,name=until,proto3,oneof" json:"until,omitempty"`
+	// Types that are valid to be assigned to CountPresence:
+	//
+	//	*SubscribeRequest_Count
+	CountPresence isSubscribeRequest_CountPresence `protobuf_oneof:"count_presence"`
+	// Types that are valid to be assigned to BytesPresence:
+	//
+	//	*SubscribeRequest_Bytes
+	BytesPresence isSubscribeRequest_BytesPresence `protobuf_oneof:"bytes_presence"`
+	// Types that are valid to be assigned to UntilPresence:
+	//
+	//	*SubscribeRequest_Until
+	UntilPresence isSubscribeRequest_UntilPresence `protobuf_oneof:"until_presence"`
 	// Send a heartbeat after this many silent milliseconds, 100..60000; 0 means
 	// 15000.
 	HeartbeatMs   uint32 `protobuf:"varint,11,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
@@ -382,11 +875,6 @@ func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SubscribeRequest.ProtoReflect.Descriptor instead.
-func (*SubscribeRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_read_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *SubscribeRequest) GetBucket() string {
@@ -451,23 +939,50 @@ func (x *SubscribeRequest) GetClamp() bool {
 	return false
 }
 
+func (x *SubscribeRequest) GetCountPresence() isSubscribeRequest_CountPresence {
+	if x != nil {
+		return x.CountPresence
+	}
+	return nil
+}
+
 func (x *SubscribeRequest) GetCount() uint64 {
-	if x != nil && x.Count != nil {
-		return *x.Count
+	if x != nil {
+		if x, ok := x.CountPresence.(*SubscribeRequest_Count); ok {
+			return x.Count
+		}
 	}
 	return 0
+}
+
+func (x *SubscribeRequest) GetBytesPresence() isSubscribeRequest_BytesPresence {
+	if x != nil {
+		return x.BytesPresence
+	}
+	return nil
 }
 
 func (x *SubscribeRequest) GetBytes() uint64 {
-	if x != nil && x.Bytes != nil {
-		return *x.Bytes
+	if x != nil {
+		if x, ok := x.BytesPresence.(*SubscribeRequest_Bytes); ok {
+			return x.Bytes
+		}
 	}
 	return 0
 }
 
+func (x *SubscribeRequest) GetUntilPresence() isSubscribeRequest_UntilPresence {
+	if x != nil {
+		return x.UntilPresence
+	}
+	return nil
+}
+
 func (x *SubscribeRequest) GetUntil() int64 {
-	if x != nil && x.Until != nil {
-		return *x.Until
+	if x != nil {
+		if x, ok := x.UntilPresence.(*SubscribeRequest_Until); ok {
+			return x.Until
+		}
 	}
 	return 0
 }
@@ -477,6 +992,352 @@ func (x *SubscribeRequest) GetHeartbeatMs() uint32 {
 		return x.HeartbeatMs
 	}
 	return 0
+}
+
+func (x *SubscribeRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *SubscribeRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *SubscribeRequest) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *SubscribeRequest) SetSeq(v uint64) {
+	x.Start = &SubscribeRequest_Seq{v}
+}
+
+func (x *SubscribeRequest) SetTimestamp(v int64) {
+	x.Start = &SubscribeRequest_Timestamp{v}
+}
+
+func (x *SubscribeRequest) SetTailOffset(v uint64) {
+	x.Start = &SubscribeRequest_TailOffset{v}
+}
+
+func (x *SubscribeRequest) SetClamp(v bool) {
+	x.Clamp = v
+}
+
+func (x *SubscribeRequest) SetCount(v uint64) {
+	x.CountPresence = &SubscribeRequest_Count{v}
+}
+
+func (x *SubscribeRequest) SetBytes(v uint64) {
+	x.BytesPresence = &SubscribeRequest_Bytes{v}
+}
+
+func (x *SubscribeRequest) SetUntil(v int64) {
+	x.UntilPresence = &SubscribeRequest_Until{v}
+}
+
+func (x *SubscribeRequest) SetHeartbeatMs(v uint32) {
+	x.HeartbeatMs = v
+}
+
+func (x *SubscribeRequest) HasStart() bool {
+	if x == nil {
+		return false
+	}
+	return x.Start != nil
+}
+
+func (x *SubscribeRequest) HasSeq() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.Start.(*SubscribeRequest_Seq)
+	return ok
+}
+
+func (x *SubscribeRequest) HasTimestamp() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.Start.(*SubscribeRequest_Timestamp)
+	return ok
+}
+
+func (x *SubscribeRequest) HasTailOffset() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.Start.(*SubscribeRequest_TailOffset)
+	return ok
+}
+
+func (x *SubscribeRequest) HasCountPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.CountPresence != nil
+}
+
+func (x *SubscribeRequest) HasCount() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.CountPresence.(*SubscribeRequest_Count)
+	return ok
+}
+
+func (x *SubscribeRequest) HasBytesPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.BytesPresence != nil
+}
+
+func (x *SubscribeRequest) HasBytes() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.BytesPresence.(*SubscribeRequest_Bytes)
+	return ok
+}
+
+func (x *SubscribeRequest) HasUntilPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.UntilPresence != nil
+}
+
+func (x *SubscribeRequest) HasUntil() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.UntilPresence.(*SubscribeRequest_Until)
+	return ok
+}
+
+func (x *SubscribeRequest) ClearStart() {
+	x.Start = nil
+}
+
+func (x *SubscribeRequest) ClearSeq() {
+	if _, ok := x.Start.(*SubscribeRequest_Seq); ok {
+		x.Start = nil
+	}
+}
+
+func (x *SubscribeRequest) ClearTimestamp() {
+	if _, ok := x.Start.(*SubscribeRequest_Timestamp); ok {
+		x.Start = nil
+	}
+}
+
+func (x *SubscribeRequest) ClearTailOffset() {
+	if _, ok := x.Start.(*SubscribeRequest_TailOffset); ok {
+		x.Start = nil
+	}
+}
+
+func (x *SubscribeRequest) ClearCountPresence() {
+	x.CountPresence = nil
+}
+
+func (x *SubscribeRequest) ClearCount() {
+	if _, ok := x.CountPresence.(*SubscribeRequest_Count); ok {
+		x.CountPresence = nil
+	}
+}
+
+func (x *SubscribeRequest) ClearBytesPresence() {
+	x.BytesPresence = nil
+}
+
+func (x *SubscribeRequest) ClearBytes() {
+	if _, ok := x.BytesPresence.(*SubscribeRequest_Bytes); ok {
+		x.BytesPresence = nil
+	}
+}
+
+func (x *SubscribeRequest) ClearUntilPresence() {
+	x.UntilPresence = nil
+}
+
+func (x *SubscribeRequest) ClearUntil() {
+	if _, ok := x.UntilPresence.(*SubscribeRequest_Until); ok {
+		x.UntilPresence = nil
+	}
+}
+
+const SubscribeRequest_Start_not_set_case case_SubscribeRequest_Start = 0
+const SubscribeRequest_Seq_case case_SubscribeRequest_Start = 4
+const SubscribeRequest_Timestamp_case case_SubscribeRequest_Start = 5
+const SubscribeRequest_TailOffset_case case_SubscribeRequest_Start = 6
+
+func (x *SubscribeRequest) WhichStart() case_SubscribeRequest_Start {
+	if x == nil {
+		return SubscribeRequest_Start_not_set_case
+	}
+	switch x.Start.(type) {
+	case *SubscribeRequest_Seq:
+		return SubscribeRequest_Seq_case
+	case *SubscribeRequest_Timestamp:
+		return SubscribeRequest_Timestamp_case
+	case *SubscribeRequest_TailOffset:
+		return SubscribeRequest_TailOffset_case
+	default:
+		return SubscribeRequest_Start_not_set_case
+	}
+}
+
+const SubscribeRequest_CountPresence_not_set_case case_SubscribeRequest_CountPresence = 0
+const SubscribeRequest_Count_case case_SubscribeRequest_CountPresence = 8
+
+func (x *SubscribeRequest) WhichCountPresence() case_SubscribeRequest_CountPresence {
+	if x == nil {
+		return SubscribeRequest_CountPresence_not_set_case
+	}
+	switch x.CountPresence.(type) {
+	case *SubscribeRequest_Count:
+		return SubscribeRequest_Count_case
+	default:
+		return SubscribeRequest_CountPresence_not_set_case
+	}
+}
+
+const SubscribeRequest_BytesPresence_not_set_case case_SubscribeRequest_BytesPresence = 0
+const SubscribeRequest_Bytes_case case_SubscribeRequest_BytesPresence = 9
+
+func (x *SubscribeRequest) WhichBytesPresence() case_SubscribeRequest_BytesPresence {
+	if x == nil {
+		return SubscribeRequest_BytesPresence_not_set_case
+	}
+	switch x.BytesPresence.(type) {
+	case *SubscribeRequest_Bytes:
+		return SubscribeRequest_Bytes_case
+	default:
+		return SubscribeRequest_BytesPresence_not_set_case
+	}
+}
+
+const SubscribeRequest_UntilPresence_not_set_case case_SubscribeRequest_UntilPresence = 0
+const SubscribeRequest_Until_case case_SubscribeRequest_UntilPresence = 10
+
+func (x *SubscribeRequest) WhichUntilPresence() case_SubscribeRequest_UntilPresence {
+	if x == nil {
+		return SubscribeRequest_UntilPresence_not_set_case
+	}
+	switch x.UntilPresence.(type) {
+	case *SubscribeRequest_Until:
+		return SubscribeRequest_Until_case
+	default:
+		return SubscribeRequest_UntilPresence_not_set_case
+	}
+}
+
+type SubscribeRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+	// Fail unless the name still means this stream (ULID). Optional.
+	StreamId string
+	// Where to start; none: at the first retained record.
+
+	// Fields of oneof Start:
+	// This number.
+	Seq *uint64
+	// The first retained record at or after this time, milliseconds.
+	Timestamp *int64
+	// This many records before the tail, or the first retained record.
+	TailOffset *uint64
+	// -- end of Start
+	// Start at the nearest retained number instead of failing.
+	Clamp bool
+	// Fields of oneof CountPresence:
+	// End after this many records.
+	Count *uint64
+	// -- end of CountPresence
+	// Fields of oneof BytesPresence:
+	// End after this many bytes of headers and bodies.
+	Bytes *uint64
+	// -- end of BytesPresence
+	// Fields of oneof UntilPresence:
+	// End before the first record at or after this time, milliseconds.
+	Until *int64
+	// -- end of UntilPresence
+	// Send a heartbeat after this many silent milliseconds, 100..60000; 0 means
+	// 15000.
+	HeartbeatMs uint32
+}
+
+func (b0 SubscribeRequest_builder) Build() *SubscribeRequest {
+	m0 := &SubscribeRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.StreamId = b.StreamId
+	if b.Seq != nil {
+		x.Start = &SubscribeRequest_Seq{*b.Seq}
+	}
+	if b.Timestamp != nil {
+		x.Start = &SubscribeRequest_Timestamp{*b.Timestamp}
+	}
+	if b.TailOffset != nil {
+		x.Start = &SubscribeRequest_TailOffset{*b.TailOffset}
+	}
+	x.Clamp = b.Clamp
+	if b.Count != nil {
+		x.CountPresence = &SubscribeRequest_Count{*b.Count}
+	}
+	if b.Bytes != nil {
+		x.BytesPresence = &SubscribeRequest_Bytes{*b.Bytes}
+	}
+	if b.Until != nil {
+		x.UntilPresence = &SubscribeRequest_Until{*b.Until}
+	}
+	x.HeartbeatMs = b.HeartbeatMs
+	return m0
+}
+
+type case_SubscribeRequest_Start protoreflect.FieldNumber
+
+func (x case_SubscribeRequest_Start) String() string {
+	md := file_nova_v1_read_proto_msgTypes[2].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_SubscribeRequest_CountPresence protoreflect.FieldNumber
+
+func (x case_SubscribeRequest_CountPresence) String() string {
+	md := file_nova_v1_read_proto_msgTypes[2].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_SubscribeRequest_BytesPresence protoreflect.FieldNumber
+
+func (x case_SubscribeRequest_BytesPresence) String() string {
+	md := file_nova_v1_read_proto_msgTypes[2].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_SubscribeRequest_UntilPresence protoreflect.FieldNumber
+
+func (x case_SubscribeRequest_UntilPresence) String() string {
+	md := file_nova_v1_read_proto_msgTypes[2].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
 }
 
 type isSubscribeRequest_Start interface {
@@ -504,9 +1365,42 @@ func (*SubscribeRequest_Timestamp) isSubscribeRequest_Start() {}
 
 func (*SubscribeRequest_TailOffset) isSubscribeRequest_Start() {}
 
+type isSubscribeRequest_CountPresence interface {
+	isSubscribeRequest_CountPresence()
+}
+
+type SubscribeRequest_Count struct {
+	// End after this many records.
+	Count uint64 `protobuf:"varint,8,opt,name=count,proto3,oneof"`
+}
+
+func (*SubscribeRequest_Count) isSubscribeRequest_CountPresence() {}
+
+type isSubscribeRequest_BytesPresence interface {
+	isSubscribeRequest_BytesPresence()
+}
+
+type SubscribeRequest_Bytes struct {
+	// End after this many bytes of headers and bodies.
+	Bytes uint64 `protobuf:"varint,9,opt,name=bytes,proto3,oneof"`
+}
+
+func (*SubscribeRequest_Bytes) isSubscribeRequest_BytesPresence() {}
+
+type isSubscribeRequest_UntilPresence interface {
+	isSubscribeRequest_UntilPresence()
+}
+
+type SubscribeRequest_Until struct {
+	// End before the first record at or after this time, milliseconds.
+	Until int64 `protobuf:"varint,10,opt,name=until,proto3,oneof"`
+}
+
+func (*SubscribeRequest_Until) isSubscribeRequest_UntilPresence() {}
+
 // SubscribeResponse carries records, or none: a heartbeat.
 type SubscribeResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// In order, without gaps, following the previous message. Empty: a heartbeat.
 	Records []*Record `protobuf:"bytes,1,rep,name=records,proto3" json:"records,omitempty"`
 	// The number that follows: resume a broken subscription at it.
@@ -546,11 +1440,6 @@ func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SubscribeResponse.ProtoReflect.Descriptor instead.
-func (*SubscribeResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_read_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SubscribeResponse) GetRecords() []*Record {
@@ -595,9 +1484,63 @@ func (x *SubscribeResponse) GetHashAfter() uint64 {
 	return 0
 }
 
+func (x *SubscribeResponse) SetRecords(v []*Record) {
+	x.Records = v
+}
+
+func (x *SubscribeResponse) SetNextSeq(v uint64) {
+	x.NextSeq = v
+}
+
+func (x *SubscribeResponse) SetTail(v uint64) {
+	x.Tail = v
+}
+
+func (x *SubscribeResponse) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *SubscribeResponse) SetHashBefore(v uint64) {
+	x.HashBefore = v
+}
+
+func (x *SubscribeResponse) SetHashAfter(v uint64) {
+	x.HashAfter = v
+}
+
+type SubscribeResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// In order, without gaps, following the previous message. Empty: a heartbeat.
+	Records []*Record
+	// The number that follows: resume a broken subscription at it.
+	NextSeq uint64
+	// The stream's next number as far as known.
+	Tail uint64
+	// The stream's id (ULID): resume with it.
+	StreamId string
+	// The running content hash before the first record; 0 in a heartbeat.
+	HashBefore uint64
+	// The running content hash after the last record; 0 in a heartbeat.
+	HashAfter uint64
+}
+
+func (b0 SubscribeResponse_builder) Build() *SubscribeResponse {
+	m0 := &SubscribeResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Records = b.Records
+	x.NextSeq = b.NextSeq
+	x.Tail = b.Tail
+	x.StreamId = b.StreamId
+	x.HashBefore = b.HashBefore
+	x.HashAfter = b.HashAfter
+	return m0
+}
+
 // CheckTailRequest names a stream.
 type CheckTailRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
@@ -633,11 +1576,6 @@ func (x *CheckTailRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use CheckTailRequest.ProtoReflect.Descriptor instead.
-func (*CheckTailRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_read_proto_rawDescGZIP(), []int{4}
-}
-
 func (x *CheckTailRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -659,9 +1597,42 @@ func (x *CheckTailRequest) GetStreamId() string {
 	return ""
 }
 
+func (x *CheckTailRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *CheckTailRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *CheckTailRequest) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+type CheckTailRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+	// Fail unless the name still means this stream (ULID). Optional.
+	StreamId string
+}
+
+func (b0 CheckTailRequest_builder) Build() *CheckTailRequest {
+	m0 := &CheckTailRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.StreamId = b.StreamId
+	return m0
+}
+
 // CheckTailResponse says where a stream ends.
 type CheckTailResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The next record's number.
 	Tail uint64 `protobuf:"varint,1,opt,name=tail,proto3" json:"tail,omitempty"`
 	// The last record's timestamp, milliseconds; 0 before the first record.
@@ -701,11 +1672,6 @@ func (x *CheckTailResponse) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CheckTailResponse.ProtoReflect.Descriptor instead.
-func (*CheckTailResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_read_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CheckTailResponse) GetTail() uint64 {
@@ -750,9 +1716,63 @@ func (x *CheckTailResponse) GetSealed() bool {
 	return false
 }
 
+func (x *CheckTailResponse) SetTail(v uint64) {
+	x.Tail = v
+}
+
+func (x *CheckTailResponse) SetLastTimestamp(v int64) {
+	x.LastTimestamp = v
+}
+
+func (x *CheckTailResponse) SetContentHash(v uint64) {
+	x.ContentHash = v
+}
+
+func (x *CheckTailResponse) SetFirstSeq(v uint64) {
+	x.FirstSeq = v
+}
+
+func (x *CheckTailResponse) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *CheckTailResponse) SetSealed(v bool) {
+	x.Sealed = v
+}
+
+type CheckTailResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The next record's number.
+	Tail uint64
+	// The last record's timestamp, milliseconds; 0 before the first record.
+	LastTimestamp int64
+	// The running content hash at the tail; 0 before the first record.
+	ContentHash uint64
+	// The first retained record's number, or tail when there is none.
+	FirstSeq uint64
+	// The stream's id (ULID).
+	StreamId string
+	// The stream is sealed: tail is final.
+	Sealed bool
+}
+
+func (b0 CheckTailResponse_builder) Build() *CheckTailResponse {
+	m0 := &CheckTailResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Tail = b.Tail
+	x.LastTimestamp = b.LastTimestamp
+	x.ContentHash = b.ContentHash
+	x.FirstSeq = b.FirstSeq
+	x.StreamId = b.StreamId
+	x.Sealed = b.Sealed
+	return m0
+}
+
 // PlanReadRequest asks where records lie.
 type PlanReadRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
@@ -792,11 +1812,6 @@ func (x *PlanReadRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PlanReadRequest.ProtoReflect.Descriptor instead.
-func (*PlanReadRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_read_proto_rawDescGZIP(), []int{6}
-}
-
 func (x *PlanReadRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -832,9 +1847,56 @@ func (x *PlanReadRequest) GetLimit() uint32 {
 	return 0
 }
 
+func (x *PlanReadRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *PlanReadRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *PlanReadRequest) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *PlanReadRequest) SetSeq(v uint64) {
+	x.Seq = v
+}
+
+func (x *PlanReadRequest) SetLimit(v uint32) {
+	x.Limit = v
+}
+
+type PlanReadRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+	// Fail unless the name still means this stream (ULID). Optional.
+	StreamId string
+	// The first record's number.
+	Seq uint64
+	// At most this many pieces, 1..1000; 0 means 100.
+	Limit uint32
+}
+
+func (b0 PlanReadRequest_builder) Build() *PlanReadRequest {
+	m0 := &PlanReadRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.StreamId = b.StreamId
+	x.Seq = b.Seq
+	x.Limit = b.Limit
+	return m0
+}
+
 // PlanPiece is a byte range that holds records.
 type PlanPiece struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The object's key.
 	Object string `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
 	// Bytes from its start.
@@ -874,11 +1936,6 @@ func (x *PlanPiece) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PlanPiece.ProtoReflect.Descriptor instead.
-func (*PlanPiece) Descriptor() ([]byte, []int) {
-	return file_nova_v1_read_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PlanPiece) GetObject() string {
@@ -923,9 +1980,63 @@ func (x *PlanPiece) GetNextSeq() uint64 {
 	return 0
 }
 
+func (x *PlanPiece) SetObject(v string) {
+	x.Object = v
+}
+
+func (x *PlanPiece) SetOffset(v uint64) {
+	x.Offset = v
+}
+
+func (x *PlanPiece) SetLength(v uint64) {
+	x.Length = v
+}
+
+func (x *PlanPiece) SetCrc32C(v uint32) {
+	x.Crc32C = v
+}
+
+func (x *PlanPiece) SetFirstSeq(v uint64) {
+	x.FirstSeq = v
+}
+
+func (x *PlanPiece) SetNextSeq(v uint64) {
+	x.NextSeq = v
+}
+
+type PlanPiece_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The object's key.
+	Object string
+	// Bytes from its start.
+	Offset uint64
+	// Bytes.
+	Length uint64
+	// CRC32C of the range.
+	Crc32C uint32
+	// The first record's number in it.
+	FirstSeq uint64
+	// One more than the last record's number in it.
+	NextSeq uint64
+}
+
+func (b0 PlanPiece_builder) Build() *PlanPiece {
+	m0 := &PlanPiece{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Object = b.Object
+	x.Offset = b.Offset
+	x.Length = b.Length
+	x.Crc32C = b.Crc32C
+	x.FirstSeq = b.FirstSeq
+	x.NextSeq = b.NextSeq
+	return m0
+}
+
 // PlanReadResponse is a plan.
 type PlanReadResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// In order of numbers.
 	Pieces []*PlanPiece `protobuf:"bytes,1,rep,name=pieces,proto3" json:"pieces,omitempty"`
 	// The pieces exist until then, milliseconds since the Unix epoch.
@@ -961,11 +2072,6 @@ func (x *PlanReadResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PlanReadResponse.ProtoReflect.Descriptor instead.
-func (*PlanReadResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_read_proto_rawDescGZIP(), []int{8}
-}
-
 func (x *PlanReadResponse) GetPieces() []*PlanPiece {
 	if x != nil {
 		return x.Pieces
@@ -987,11 +2093,44 @@ func (x *PlanReadResponse) GetTail() uint64 {
 	return 0
 }
 
+func (x *PlanReadResponse) SetPieces(v []*PlanPiece) {
+	x.Pieces = v
+}
+
+func (x *PlanReadResponse) SetExpiresAt(v int64) {
+	x.ExpiresAt = v
+}
+
+func (x *PlanReadResponse) SetTail(v uint64) {
+	x.Tail = v
+}
+
+type PlanReadResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// In order of numbers.
+	Pieces []*PlanPiece
+	// The pieces exist until then, milliseconds since the Unix epoch.
+	ExpiresAt int64
+	// The stream's next number.
+	Tail uint64
+}
+
+func (b0 PlanReadResponse_builder) Build() *PlanReadResponse {
+	m0 := &PlanReadResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Pieces = b.Pieces
+	x.ExpiresAt = b.ExpiresAt
+	x.Tail = b.Tail
+	return m0
+}
+
 var File_nova_v1_read_proto protoreflect.FileDescriptor
 
 const file_nova_v1_read_proto_rawDesc = "" +
 	"\n" +
-	"\x12nova/v1/read.proto\x12\anova.v1\x1a\x14nova/v1/record.proto\"\xf3\x02\n" +
+	"\x12nova/v1/read.proto\x12\anova.v1\x1a\x14nova/v1/record.proto\"\x82\x03\n" +
 	"\vReadRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
@@ -1000,17 +2139,17 @@ const file_nova_v1_read_proto_rawDesc = "" +
 	"\ttimestamp\x18\x05 \x01(\x03H\x00R\ttimestamp\x12!\n" +
 	"\vtail_offset\x18\x06 \x01(\x04H\x00R\n" +
 	"tailOffset\x12\x14\n" +
-	"\x05clamp\x18\a \x01(\bR\x05clamp\x12\x19\n" +
-	"\x05count\x18\b \x01(\x04H\x01R\x05count\x88\x01\x01\x12\x19\n" +
-	"\x05bytes\x18\t \x01(\x04H\x02R\x05bytes\x88\x01\x01\x12\x19\n" +
+	"\x05clamp\x18\a \x01(\bR\x05clamp\x12\x16\n" +
+	"\x05count\x18\b \x01(\x04H\x01R\x05count\x12\x16\n" +
+	"\x05bytes\x18\t \x01(\x04H\x02R\x05bytes\x12\x16\n" +
 	"\x05until\x18\n" +
-	" \x01(\x03H\x03R\x05until\x88\x01\x01\x12\x17\n" +
+	" \x01(\x03H\x03R\x05until\x12\x17\n" +
 	"\await_ms\x18\v \x01(\rR\x06waitMs\x12\x19\n" +
 	"\bstale_ok\x18\f \x01(\bR\astaleOkB\a\n" +
-	"\x05startB\b\n" +
-	"\x06_countB\b\n" +
-	"\x06_bytesB\b\n" +
-	"\x06_until\"\xab\x02\n" +
+	"\x05startB\x10\n" +
+	"\x0ecount_presenceB\x10\n" +
+	"\x0ebytes_presenceB\x10\n" +
+	"\x0euntil_presence\"\xab\x02\n" +
 	"\fReadResponse\x12)\n" +
 	"\arecords\x18\x01 \x03(\v2\x0f.nova.v1.RecordR\arecords\x12\x19\n" +
 	"\bnext_seq\x18\x02 \x01(\x04R\anextSeq\x12\x12\n" +
@@ -1022,7 +2161,7 @@ const file_nova_v1_read_proto_rawDesc = "" +
 	"\n" +
 	"hash_after\x18\a \x01(\x06R\thashAfter\x12#\n" +
 	"\rlimit_reached\x18\b \x01(\bR\flimitReached\x12\"\n" +
-	"\rend_of_stream\x18\t \x01(\bR\vendOfStream\"\xe7\x02\n" +
+	"\rend_of_stream\x18\t \x01(\bR\vendOfStream\"\xf6\x02\n" +
 	"\x10SubscribeRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
@@ -1031,16 +2170,16 @@ const file_nova_v1_read_proto_rawDesc = "" +
 	"\ttimestamp\x18\x05 \x01(\x03H\x00R\ttimestamp\x12!\n" +
 	"\vtail_offset\x18\x06 \x01(\x04H\x00R\n" +
 	"tailOffset\x12\x14\n" +
-	"\x05clamp\x18\a \x01(\bR\x05clamp\x12\x19\n" +
-	"\x05count\x18\b \x01(\x04H\x01R\x05count\x88\x01\x01\x12\x19\n" +
-	"\x05bytes\x18\t \x01(\x04H\x02R\x05bytes\x88\x01\x01\x12\x19\n" +
+	"\x05clamp\x18\a \x01(\bR\x05clamp\x12\x16\n" +
+	"\x05count\x18\b \x01(\x04H\x01R\x05count\x12\x16\n" +
+	"\x05bytes\x18\t \x01(\x04H\x02R\x05bytes\x12\x16\n" +
 	"\x05until\x18\n" +
-	" \x01(\x03H\x03R\x05until\x88\x01\x01\x12!\n" +
+	" \x01(\x03H\x03R\x05until\x12!\n" +
 	"\fheartbeat_ms\x18\v \x01(\rR\vheartbeatMsB\a\n" +
-	"\x05startB\b\n" +
-	"\x06_countB\b\n" +
-	"\x06_bytesB\b\n" +
-	"\x06_until\"\xca\x01\n" +
+	"\x05startB\x10\n" +
+	"\x0ecount_presenceB\x10\n" +
+	"\x0ebytes_presenceB\x10\n" +
+	"\x0euntil_presence\"\xca\x01\n" +
 	"\x11SubscribeResponse\x12)\n" +
 	"\arecords\x18\x01 \x03(\v2\x0f.nova.v1.RecordR\arecords\x12\x19\n" +
 	"\bnext_seq\x18\x02 \x01(\x04R\anextSeq\x12\x12\n" +
@@ -1085,18 +2224,6 @@ const file_nova_v1_read_proto_rawDesc = "" +
 	"\tCheckTail\x12\x19.nova.v1.CheckTailRequest\x1a\x1a.nova.v1.CheckTailResponse\x12?\n" +
 	"\bPlanRead\x12\x18.nova.v1.PlanReadRequest\x1a\x19.nova.v1.PlanReadResponseB6Z4github.com/nova-stream/nova/proto/gen/nova/v1;novapbb\x06proto3"
 
-var (
-	file_nova_v1_read_proto_rawDescOnce sync.Once
-	file_nova_v1_read_proto_rawDescData []byte
-)
-
-func file_nova_v1_read_proto_rawDescGZIP() []byte {
-	file_nova_v1_read_proto_rawDescOnce.Do(func() {
-		file_nova_v1_read_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_nova_v1_read_proto_rawDesc), len(file_nova_v1_read_proto_rawDesc)))
-	})
-	return file_nova_v1_read_proto_rawDescData
-}
-
 var file_nova_v1_read_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_nova_v1_read_proto_goTypes = []any{
 	(*ReadRequest)(nil),       // 0: nova.v1.ReadRequest
@@ -1139,11 +2266,17 @@ func file_nova_v1_read_proto_init() {
 		(*ReadRequest_Seq)(nil),
 		(*ReadRequest_Timestamp)(nil),
 		(*ReadRequest_TailOffset)(nil),
+		(*ReadRequest_Count)(nil),
+		(*ReadRequest_Bytes)(nil),
+		(*ReadRequest_Until)(nil),
 	}
 	file_nova_v1_read_proto_msgTypes[2].OneofWrappers = []any{
 		(*SubscribeRequest_Seq)(nil),
 		(*SubscribeRequest_Timestamp)(nil),
 		(*SubscribeRequest_TailOffset)(nil),
+		(*SubscribeRequest_Count)(nil),
+		(*SubscribeRequest_Bytes)(nil),
+		(*SubscribeRequest_Until)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -4,13 +4,14 @@
 // 	protoc        (unknown)
 // source: nova/v1/record.proto
 
+//go:build !protoopaque
+
 package novapb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
-	sync "sync"
 	unsafe "unsafe"
 )
 
@@ -23,7 +24,7 @@ const (
 
 // Header is one name/value pair of a record. Order and repetition are kept.
 type Header struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// 1..255 bytes.
 	Name []byte `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// 0..65536 bytes.
@@ -57,11 +58,6 @@ func (x *Header) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Header.ProtoReflect.Descriptor instead.
-func (*Header) Descriptor() ([]byte, []int) {
-	return file_nova_v1_record_proto_rawDescGZIP(), []int{0}
-}
-
 func (x *Header) GetName() []byte {
 	if x != nil {
 		return x.Name
@@ -76,13 +72,46 @@ func (x *Header) GetValue() []byte {
 	return nil
 }
 
+func (x *Header) SetName(v []byte) {
+	if v == nil {
+		v = []byte{}
+	}
+	x.Name = v
+}
+
+func (x *Header) SetValue(v []byte) {
+	if v == nil {
+		v = []byte{}
+	}
+	x.Value = v
+}
+
+type Header_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// 1..255 bytes.
+	Name []byte
+	// 0..65536 bytes.
+	Value []byte
+}
+
+func (b0 Header_builder) Build() *Header {
+	m0 := &Header{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Name = b.Name
+	x.Value = b.Value
+	return m0
+}
+
 // AppendRecord is one record to append. Headers and body together are at most
 // 1 MiB; at most 64 headers.
 type AppendRecord struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Milliseconds since the Unix epoch, >= 0. Absent: the time of arrival,
-	// unless the stream's timestamping is CLIENT_REQUIRE, which refuses it.
-	Timestamp *int64 `protobuf:"varint,1,opt,name=timestamp,proto3,oneof" json:"timestamp,omitempty"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
+	// Types that are valid to be assigned to TimestampPresence:
+	//
+	//	*AppendRecord_Timestamp
+	TimestampPresence isAppendRecord_TimestampPresence `protobuf_oneof:"timestamp_presence"`
 	// 0..64 headers.
 	Headers []*Header `protobuf:"bytes,2,rep,name=headers,proto3" json:"headers,omitempty"`
 	// The payload, any bytes, may be empty.
@@ -116,14 +145,18 @@ func (x *AppendRecord) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AppendRecord.ProtoReflect.Descriptor instead.
-func (*AppendRecord) Descriptor() ([]byte, []int) {
-	return file_nova_v1_record_proto_rawDescGZIP(), []int{1}
+func (x *AppendRecord) GetTimestampPresence() isAppendRecord_TimestampPresence {
+	if x != nil {
+		return x.TimestampPresence
+	}
+	return nil
 }
 
 func (x *AppendRecord) GetTimestamp() int64 {
-	if x != nil && x.Timestamp != nil {
-		return *x.Timestamp
+	if x != nil {
+		if x, ok := x.TimestampPresence.(*AppendRecord_Timestamp); ok {
+			return x.Timestamp
+		}
 	}
 	return 0
 }
@@ -142,9 +175,112 @@ func (x *AppendRecord) GetBody() []byte {
 	return nil
 }
 
+func (x *AppendRecord) SetTimestamp(v int64) {
+	x.TimestampPresence = &AppendRecord_Timestamp{v}
+}
+
+func (x *AppendRecord) SetHeaders(v []*Header) {
+	x.Headers = v
+}
+
+func (x *AppendRecord) SetBody(v []byte) {
+	if v == nil {
+		v = []byte{}
+	}
+	x.Body = v
+}
+
+func (x *AppendRecord) HasTimestampPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.TimestampPresence != nil
+}
+
+func (x *AppendRecord) HasTimestamp() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.TimestampPresence.(*AppendRecord_Timestamp)
+	return ok
+}
+
+func (x *AppendRecord) ClearTimestampPresence() {
+	x.TimestampPresence = nil
+}
+
+func (x *AppendRecord) ClearTimestamp() {
+	if _, ok := x.TimestampPresence.(*AppendRecord_Timestamp); ok {
+		x.TimestampPresence = nil
+	}
+}
+
+const AppendRecord_TimestampPresence_not_set_case case_AppendRecord_TimestampPresence = 0
+const AppendRecord_Timestamp_case case_AppendRecord_TimestampPresence = 1
+
+func (x *AppendRecord) WhichTimestampPresence() case_AppendRecord_TimestampPresence {
+	if x == nil {
+		return AppendRecord_TimestampPresence_not_set_case
+	}
+	switch x.TimestampPresence.(type) {
+	case *AppendRecord_Timestamp:
+		return AppendRecord_Timestamp_case
+	default:
+		return AppendRecord_TimestampPresence_not_set_case
+	}
+}
+
+type AppendRecord_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// Fields of oneof TimestampPresence:
+	// Milliseconds since the Unix epoch, >= 0. Absent: the time of arrival,
+	// unless the stream's timestamping is CLIENT_REQUIRE, which refuses it.
+	Timestamp *int64
+	// -- end of TimestampPresence
+	// 0..64 headers.
+	Headers []*Header
+	// The payload, any bytes, may be empty.
+	Body []byte
+}
+
+func (b0 AppendRecord_builder) Build() *AppendRecord {
+	m0 := &AppendRecord{}
+	b, x := &b0, m0
+	_, _ = b, x
+	if b.Timestamp != nil {
+		x.TimestampPresence = &AppendRecord_Timestamp{*b.Timestamp}
+	}
+	x.Headers = b.Headers
+	x.Body = b.Body
+	return m0
+}
+
+type case_AppendRecord_TimestampPresence protoreflect.FieldNumber
+
+func (x case_AppendRecord_TimestampPresence) String() string {
+	md := file_nova_v1_record_proto_msgTypes[1].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type isAppendRecord_TimestampPresence interface {
+	isAppendRecord_TimestampPresence()
+}
+
+type AppendRecord_Timestamp struct {
+	// Milliseconds since the Unix epoch, >= 0. Absent: the time of arrival,
+	// unless the stream's timestamping is CLIENT_REQUIRE, which refuses it.
+	Timestamp int64 `protobuf:"varint,1,opt,name=timestamp,proto3,oneof"`
+}
+
+func (*AppendRecord_Timestamp) isAppendRecord_TimestampPresence() {}
+
 // Record is one record of a stream.
 type Record struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The record's number: 0, 1, 2, ... without gaps.
 	Seq uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	// Milliseconds since the Unix epoch; never decreasing within a stream.
@@ -182,11 +318,6 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Record.ProtoReflect.Descriptor instead.
-func (*Record) Descriptor() ([]byte, []int) {
-	return file_nova_v1_record_proto_rawDescGZIP(), []int{2}
-}
-
 func (x *Record) GetSeq() uint64 {
 	if x != nil {
 		return x.Seq
@@ -215,6 +346,49 @@ func (x *Record) GetBody() []byte {
 	return nil
 }
 
+func (x *Record) SetSeq(v uint64) {
+	x.Seq = v
+}
+
+func (x *Record) SetTimestamp(v int64) {
+	x.Timestamp = v
+}
+
+func (x *Record) SetHeaders(v []*Header) {
+	x.Headers = v
+}
+
+func (x *Record) SetBody(v []byte) {
+	if v == nil {
+		v = []byte{}
+	}
+	x.Body = v
+}
+
+type Record_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The record's number: 0, 1, 2, ... without gaps.
+	Seq uint64
+	// Milliseconds since the Unix epoch; never decreasing within a stream.
+	Timestamp int64
+	// As appended, in order.
+	Headers []*Header
+	// As appended, byte for byte.
+	Body []byte
+}
+
+func (b0 Record_builder) Build() *Record {
+	m0 := &Record{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Seq = b.Seq
+	x.Timestamp = b.Timestamp
+	x.Headers = b.Headers
+	x.Body = b.Body
+	return m0
+}
+
 var File_nova_v1_record_proto protoreflect.FileDescriptor
 
 const file_nova_v1_record_proto_rawDesc = "" +
@@ -222,30 +396,17 @@ const file_nova_v1_record_proto_rawDesc = "" +
 	"\x14nova/v1/record.proto\x12\anova.v1\"2\n" +
 	"\x06Header\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value\"~\n" +
-	"\fAppendRecord\x12!\n" +
-	"\ttimestamp\x18\x01 \x01(\x03H\x00R\ttimestamp\x88\x01\x01\x12)\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"\x83\x01\n" +
+	"\fAppendRecord\x12\x1e\n" +
+	"\ttimestamp\x18\x01 \x01(\x03H\x00R\ttimestamp\x12)\n" +
 	"\aheaders\x18\x02 \x03(\v2\x0f.nova.v1.HeaderR\aheaders\x12\x12\n" +
-	"\x04body\x18\x03 \x01(\fR\x04bodyB\f\n" +
-	"\n" +
-	"_timestamp\"w\n" +
+	"\x04body\x18\x03 \x01(\fR\x04bodyB\x14\n" +
+	"\x12timestamp_presence\"w\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x1c\n" +
 	"\ttimestamp\x18\x02 \x01(\x03R\ttimestamp\x12)\n" +
 	"\aheaders\x18\x03 \x03(\v2\x0f.nova.v1.HeaderR\aheaders\x12\x12\n" +
 	"\x04body\x18\x04 \x01(\fR\x04bodyB6Z4github.com/nova-stream/nova/proto/gen/nova/v1;novapbb\x06proto3"
-
-var (
-	file_nova_v1_record_proto_rawDescOnce sync.Once
-	file_nova_v1_record_proto_rawDescData []byte
-)
-
-func file_nova_v1_record_proto_rawDescGZIP() []byte {
-	file_nova_v1_record_proto_rawDescOnce.Do(func() {
-		file_nova_v1_record_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_nova_v1_record_proto_rawDesc), len(file_nova_v1_record_proto_rawDesc)))
-	})
-	return file_nova_v1_record_proto_rawDescData
-}
 
 var file_nova_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_nova_v1_record_proto_goTypes = []any{
@@ -268,7 +429,9 @@ func file_nova_v1_record_proto_init() {
 	if File_nova_v1_record_proto != nil {
 		return
 	}
-	file_nova_v1_record_proto_msgTypes[1].OneofWrappers = []any{}
+	file_nova_v1_record_proto_msgTypes[1].OneofWrappers = []any{
+		(*AppendRecord_Timestamp)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -4,13 +4,14 @@
 // 	protoc        (unknown)
 // source: nova/v1/stream.proto
 
+//go:build !protoopaque
+
 package novapb
 
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
-	sync "sync"
 	unsafe "unsafe"
 )
 
@@ -69,11 +70,6 @@ func (x StorageProfile) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-// Deprecated: Use StorageProfile.Descriptor instead.
-func (StorageProfile) EnumDescriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{0}
-}
-
 // TimestampingMode says whose clock a record's timestamp is.
 type TimestampingMode int32
 
@@ -124,11 +120,6 @@ func (TimestampingMode) Type() protoreflect.EnumType {
 
 func (x TimestampingMode) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use TimestampingMode.Descriptor instead.
-func (TimestampingMode) EnumDescriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{1}
 }
 
 // StreamState says what may be done with a stream.
@@ -183,31 +174,32 @@ func (x StreamState) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-// Deprecated: Use StreamState.Descriptor instead.
-func (StreamState) EnumDescriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{2}
-}
-
 // StreamConfig holds a stream's settings. In an update, absent fields keep
 // their value.
 type StreamConfig struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// Only at creation. Default standard.
 	Profile StorageProfile `protobuf:"varint,1,opt,name=profile,proto3,enum=nova.v1.StorageProfile" json:"profile,omitempty"`
-	// Records older than this many milliseconds may be removed; 0 keeps them.
-	RetentionAgeMs *int64 `protobuf:"varint,2,opt,name=retention_age_ms,json=retentionAgeMs,proto3,oneof" json:"retention_age_ms,omitempty"`
-	// Oldest records beyond this many stored bytes may be removed; 0 keeps them.
-	RetentionBytes *uint64 `protobuf:"varint,3,opt,name=retention_bytes,json=retentionBytes,proto3,oneof" json:"retention_bytes,omitempty"`
+	// Types that are valid to be assigned to RetentionAgeMsPresence:
+	//
+	//	*StreamConfig_RetentionAgeMs
+	RetentionAgeMsPresence isStreamConfig_RetentionAgeMsPresence `protobuf_oneof:"retention_age_ms_presence"`
+	// Types that are valid to be assigned to RetentionBytesPresence:
+	//
+	//	*StreamConfig_RetentionBytes
+	RetentionBytesPresence isStreamConfig_RetentionBytesPresence `protobuf_oneof:"retention_bytes_presence"`
 	// Whose clock timestamps are. Default client_prefer.
 	Timestamping TimestampingMode `protobuf:"varint,4,opt,name=timestamping,proto3,enum=nova.v1.TimestampingMode" json:"timestamping,omitempty"`
-	// Keep a client timestamp that lies after the time of arrival; otherwise it
-	// is lowered to the time of arrival. Default false.
-	UncappedTimestamps *bool `protobuf:"varint,5,opt,name=uncapped_timestamps,json=uncappedTimestamps,proto3,oneof" json:"uncapped_timestamps,omitempty"`
-	// Delete the stream once it has been empty for this many milliseconds; 0
-	// never.
-	DeleteOnEmptyMs *int64 `protobuf:"varint,6,opt,name=delete_on_empty_ms,json=deleteOnEmptyMs,proto3,oneof" json:"delete_on_empty_ms,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Types that are valid to be assigned to UncappedTimestampsPresence:
+	//
+	//	*StreamConfig_UncappedTimestamps
+	UncappedTimestampsPresence isStreamConfig_UncappedTimestampsPresence `protobuf_oneof:"uncapped_timestamps_presence"`
+	// Types that are valid to be assigned to DeleteOnEmptyMsPresence:
+	//
+	//	*StreamConfig_DeleteOnEmptyMs
+	DeleteOnEmptyMsPresence isStreamConfig_DeleteOnEmptyMsPresence `protobuf_oneof:"delete_on_empty_ms_presence"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *StreamConfig) Reset() {
@@ -235,11 +227,6 @@ func (x *StreamConfig) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use StreamConfig.ProtoReflect.Descriptor instead.
-func (*StreamConfig) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{0}
-}
-
 func (x *StreamConfig) GetProfile() StorageProfile {
 	if x != nil {
 		return x.Profile
@@ -247,16 +234,34 @@ func (x *StreamConfig) GetProfile() StorageProfile {
 	return StorageProfile_STORAGE_PROFILE_UNSPECIFIED
 }
 
+func (x *StreamConfig) GetRetentionAgeMsPresence() isStreamConfig_RetentionAgeMsPresence {
+	if x != nil {
+		return x.RetentionAgeMsPresence
+	}
+	return nil
+}
+
 func (x *StreamConfig) GetRetentionAgeMs() int64 {
-	if x != nil && x.RetentionAgeMs != nil {
-		return *x.RetentionAgeMs
+	if x != nil {
+		if x, ok := x.RetentionAgeMsPresence.(*StreamConfig_RetentionAgeMs); ok {
+			return x.RetentionAgeMs
+		}
 	}
 	return 0
 }
 
+func (x *StreamConfig) GetRetentionBytesPresence() isStreamConfig_RetentionBytesPresence {
+	if x != nil {
+		return x.RetentionBytesPresence
+	}
+	return nil
+}
+
 func (x *StreamConfig) GetRetentionBytes() uint64 {
-	if x != nil && x.RetentionBytes != nil {
-		return *x.RetentionBytes
+	if x != nil {
+		if x, ok := x.RetentionBytesPresence.(*StreamConfig_RetentionBytes); ok {
+			return x.RetentionBytes
+		}
 	}
 	return 0
 }
@@ -268,23 +273,359 @@ func (x *StreamConfig) GetTimestamping() TimestampingMode {
 	return TimestampingMode_TIMESTAMPING_MODE_UNSPECIFIED
 }
 
+func (x *StreamConfig) GetUncappedTimestampsPresence() isStreamConfig_UncappedTimestampsPresence {
+	if x != nil {
+		return x.UncappedTimestampsPresence
+	}
+	return nil
+}
+
 func (x *StreamConfig) GetUncappedTimestamps() bool {
-	if x != nil && x.UncappedTimestamps != nil {
-		return *x.UncappedTimestamps
+	if x != nil {
+		if x, ok := x.UncappedTimestampsPresence.(*StreamConfig_UncappedTimestamps); ok {
+			return x.UncappedTimestamps
+		}
 	}
 	return false
 }
 
+func (x *StreamConfig) GetDeleteOnEmptyMsPresence() isStreamConfig_DeleteOnEmptyMsPresence {
+	if x != nil {
+		return x.DeleteOnEmptyMsPresence
+	}
+	return nil
+}
+
 func (x *StreamConfig) GetDeleteOnEmptyMs() int64 {
-	if x != nil && x.DeleteOnEmptyMs != nil {
-		return *x.DeleteOnEmptyMs
+	if x != nil {
+		if x, ok := x.DeleteOnEmptyMsPresence.(*StreamConfig_DeleteOnEmptyMs); ok {
+			return x.DeleteOnEmptyMs
+		}
 	}
 	return 0
 }
 
+func (x *StreamConfig) SetProfile(v StorageProfile) {
+	x.Profile = v
+}
+
+func (x *StreamConfig) SetRetentionAgeMs(v int64) {
+	x.RetentionAgeMsPresence = &StreamConfig_RetentionAgeMs{v}
+}
+
+func (x *StreamConfig) SetRetentionBytes(v uint64) {
+	x.RetentionBytesPresence = &StreamConfig_RetentionBytes{v}
+}
+
+func (x *StreamConfig) SetTimestamping(v TimestampingMode) {
+	x.Timestamping = v
+}
+
+func (x *StreamConfig) SetUncappedTimestamps(v bool) {
+	x.UncappedTimestampsPresence = &StreamConfig_UncappedTimestamps{v}
+}
+
+func (x *StreamConfig) SetDeleteOnEmptyMs(v int64) {
+	x.DeleteOnEmptyMsPresence = &StreamConfig_DeleteOnEmptyMs{v}
+}
+
+func (x *StreamConfig) HasRetentionAgeMsPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.RetentionAgeMsPresence != nil
+}
+
+func (x *StreamConfig) HasRetentionAgeMs() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.RetentionAgeMsPresence.(*StreamConfig_RetentionAgeMs)
+	return ok
+}
+
+func (x *StreamConfig) HasRetentionBytesPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.RetentionBytesPresence != nil
+}
+
+func (x *StreamConfig) HasRetentionBytes() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.RetentionBytesPresence.(*StreamConfig_RetentionBytes)
+	return ok
+}
+
+func (x *StreamConfig) HasUncappedTimestampsPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.UncappedTimestampsPresence != nil
+}
+
+func (x *StreamConfig) HasUncappedTimestamps() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.UncappedTimestampsPresence.(*StreamConfig_UncappedTimestamps)
+	return ok
+}
+
+func (x *StreamConfig) HasDeleteOnEmptyMsPresence() bool {
+	if x == nil {
+		return false
+	}
+	return x.DeleteOnEmptyMsPresence != nil
+}
+
+func (x *StreamConfig) HasDeleteOnEmptyMs() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.DeleteOnEmptyMsPresence.(*StreamConfig_DeleteOnEmptyMs)
+	return ok
+}
+
+func (x *StreamConfig) ClearRetentionAgeMsPresence() {
+	x.RetentionAgeMsPresence = nil
+}
+
+func (x *StreamConfig) ClearRetentionAgeMs() {
+	if _, ok := x.RetentionAgeMsPresence.(*StreamConfig_RetentionAgeMs); ok {
+		x.RetentionAgeMsPresence = nil
+	}
+}
+
+func (x *StreamConfig) ClearRetentionBytesPresence() {
+	x.RetentionBytesPresence = nil
+}
+
+func (x *StreamConfig) ClearRetentionBytes() {
+	if _, ok := x.RetentionBytesPresence.(*StreamConfig_RetentionBytes); ok {
+		x.RetentionBytesPresence = nil
+	}
+}
+
+func (x *StreamConfig) ClearUncappedTimestampsPresence() {
+	x.UncappedTimestampsPresence = nil
+}
+
+func (x *StreamConfig) ClearUncappedTimestamps() {
+	if _, ok := x.UncappedTimestampsPresence.(*StreamConfig_UncappedTimestamps); ok {
+		x.UncappedTimestampsPresence = nil
+	}
+}
+
+func (x *StreamConfig) ClearDeleteOnEmptyMsPresence() {
+	x.DeleteOnEmptyMsPresence = nil
+}
+
+func (x *StreamConfig) ClearDeleteOnEmptyMs() {
+	if _, ok := x.DeleteOnEmptyMsPresence.(*StreamConfig_DeleteOnEmptyMs); ok {
+		x.DeleteOnEmptyMsPresence = nil
+	}
+}
+
+const StreamConfig_RetentionAgeMsPresence_not_set_case case_StreamConfig_RetentionAgeMsPresence = 0
+const StreamConfig_RetentionAgeMs_case case_StreamConfig_RetentionAgeMsPresence = 2
+
+func (x *StreamConfig) WhichRetentionAgeMsPresence() case_StreamConfig_RetentionAgeMsPresence {
+	if x == nil {
+		return StreamConfig_RetentionAgeMsPresence_not_set_case
+	}
+	switch x.RetentionAgeMsPresence.(type) {
+	case *StreamConfig_RetentionAgeMs:
+		return StreamConfig_RetentionAgeMs_case
+	default:
+		return StreamConfig_RetentionAgeMsPresence_not_set_case
+	}
+}
+
+const StreamConfig_RetentionBytesPresence_not_set_case case_StreamConfig_RetentionBytesPresence = 0
+const StreamConfig_RetentionBytes_case case_StreamConfig_RetentionBytesPresence = 3
+
+func (x *StreamConfig) WhichRetentionBytesPresence() case_StreamConfig_RetentionBytesPresence {
+	if x == nil {
+		return StreamConfig_RetentionBytesPresence_not_set_case
+	}
+	switch x.RetentionBytesPresence.(type) {
+	case *StreamConfig_RetentionBytes:
+		return StreamConfig_RetentionBytes_case
+	default:
+		return StreamConfig_RetentionBytesPresence_not_set_case
+	}
+}
+
+const StreamConfig_UncappedTimestampsPresence_not_set_case case_StreamConfig_UncappedTimestampsPresence = 0
+const StreamConfig_UncappedTimestamps_case case_StreamConfig_UncappedTimestampsPresence = 5
+
+func (x *StreamConfig) WhichUncappedTimestampsPresence() case_StreamConfig_UncappedTimestampsPresence {
+	if x == nil {
+		return StreamConfig_UncappedTimestampsPresence_not_set_case
+	}
+	switch x.UncappedTimestampsPresence.(type) {
+	case *StreamConfig_UncappedTimestamps:
+		return StreamConfig_UncappedTimestamps_case
+	default:
+		return StreamConfig_UncappedTimestampsPresence_not_set_case
+	}
+}
+
+const StreamConfig_DeleteOnEmptyMsPresence_not_set_case case_StreamConfig_DeleteOnEmptyMsPresence = 0
+const StreamConfig_DeleteOnEmptyMs_case case_StreamConfig_DeleteOnEmptyMsPresence = 6
+
+func (x *StreamConfig) WhichDeleteOnEmptyMsPresence() case_StreamConfig_DeleteOnEmptyMsPresence {
+	if x == nil {
+		return StreamConfig_DeleteOnEmptyMsPresence_not_set_case
+	}
+	switch x.DeleteOnEmptyMsPresence.(type) {
+	case *StreamConfig_DeleteOnEmptyMs:
+		return StreamConfig_DeleteOnEmptyMs_case
+	default:
+		return StreamConfig_DeleteOnEmptyMsPresence_not_set_case
+	}
+}
+
+type StreamConfig_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// Only at creation. Default standard.
+	Profile StorageProfile
+	// Fields of oneof RetentionAgeMsPresence:
+	// Records older than this many milliseconds may be removed; 0 keeps them.
+	RetentionAgeMs *int64
+	// -- end of RetentionAgeMsPresence
+	// Fields of oneof RetentionBytesPresence:
+	// Oldest records beyond this many stored bytes may be removed; 0 keeps them.
+	RetentionBytes *uint64
+	// -- end of RetentionBytesPresence
+	// Whose clock timestamps are. Default client_prefer.
+	Timestamping TimestampingMode
+	// Fields of oneof UncappedTimestampsPresence:
+	// Keep a client timestamp that lies after the time of arrival; otherwise it
+	// is lowered to the time of arrival. Default false.
+	UncappedTimestamps *bool
+	// -- end of UncappedTimestampsPresence
+	// Fields of oneof DeleteOnEmptyMsPresence:
+	// Delete the stream once it has been empty for this many milliseconds; 0
+	// never.
+	DeleteOnEmptyMs *int64
+	// -- end of DeleteOnEmptyMsPresence
+}
+
+func (b0 StreamConfig_builder) Build() *StreamConfig {
+	m0 := &StreamConfig{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Profile = b.Profile
+	if b.RetentionAgeMs != nil {
+		x.RetentionAgeMsPresence = &StreamConfig_RetentionAgeMs{*b.RetentionAgeMs}
+	}
+	if b.RetentionBytes != nil {
+		x.RetentionBytesPresence = &StreamConfig_RetentionBytes{*b.RetentionBytes}
+	}
+	x.Timestamping = b.Timestamping
+	if b.UncappedTimestamps != nil {
+		x.UncappedTimestampsPresence = &StreamConfig_UncappedTimestamps{*b.UncappedTimestamps}
+	}
+	if b.DeleteOnEmptyMs != nil {
+		x.DeleteOnEmptyMsPresence = &StreamConfig_DeleteOnEmptyMs{*b.DeleteOnEmptyMs}
+	}
+	return m0
+}
+
+type case_StreamConfig_RetentionAgeMsPresence protoreflect.FieldNumber
+
+func (x case_StreamConfig_RetentionAgeMsPresence) String() string {
+	md := file_nova_v1_stream_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_StreamConfig_RetentionBytesPresence protoreflect.FieldNumber
+
+func (x case_StreamConfig_RetentionBytesPresence) String() string {
+	md := file_nova_v1_stream_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_StreamConfig_UncappedTimestampsPresence protoreflect.FieldNumber
+
+func (x case_StreamConfig_UncappedTimestampsPresence) String() string {
+	md := file_nova_v1_stream_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type case_StreamConfig_DeleteOnEmptyMsPresence protoreflect.FieldNumber
+
+func (x case_StreamConfig_DeleteOnEmptyMsPresence) String() string {
+	md := file_nova_v1_stream_proto_msgTypes[0].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type isStreamConfig_RetentionAgeMsPresence interface {
+	isStreamConfig_RetentionAgeMsPresence()
+}
+
+type StreamConfig_RetentionAgeMs struct {
+	// Records older than this many milliseconds may be removed; 0 keeps them.
+	RetentionAgeMs int64 `protobuf:"varint,2,opt,name=retention_age_ms,json=retentionAgeMs,proto3,oneof"`
+}
+
+func (*StreamConfig_RetentionAgeMs) isStreamConfig_RetentionAgeMsPresence() {}
+
+type isStreamConfig_RetentionBytesPresence interface {
+	isStreamConfig_RetentionBytesPresence()
+}
+
+type StreamConfig_RetentionBytes struct {
+	// Oldest records beyond this many stored bytes may be removed; 0 keeps them.
+	RetentionBytes uint64 `protobuf:"varint,3,opt,name=retention_bytes,json=retentionBytes,proto3,oneof"`
+}
+
+func (*StreamConfig_RetentionBytes) isStreamConfig_RetentionBytesPresence() {}
+
+type isStreamConfig_UncappedTimestampsPresence interface {
+	isStreamConfig_UncappedTimestampsPresence()
+}
+
+type StreamConfig_UncappedTimestamps struct {
+	// Keep a client timestamp that lies after the time of arrival; otherwise it
+	// is lowered to the time of arrival. Default false.
+	UncappedTimestamps bool `protobuf:"varint,5,opt,name=uncapped_timestamps,json=uncappedTimestamps,proto3,oneof"`
+}
+
+func (*StreamConfig_UncappedTimestamps) isStreamConfig_UncappedTimestampsPresence() {}
+
+type isStreamConfig_DeleteOnEmptyMsPresence interface {
+	isStreamConfig_DeleteOnEmptyMsPresence()
+}
+
+type StreamConfig_DeleteOnEmptyMs struct {
+	// Delete the stream once it has been empty for this many milliseconds; 0
+	// never.
+	DeleteOnEmptyMs int64 `protobuf:"varint,6,opt,name=delete_on_empty_ms,json=deleteOnEmptyMs,proto3,oneof"`
+}
+
+func (*StreamConfig_DeleteOnEmptyMs) isStreamConfig_DeleteOnEmptyMsPresence() {}
+
 // Stream is an ordered sequence of records.
 type Stream struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name within the bucket: 1..512 bytes of UTF-8 without control
@@ -327,11 +668,6 @@ func (x *Stream) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Stream.ProtoReflect.Descriptor instead.
-func (*Stream) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *Stream) GetBucket() string {
@@ -383,9 +719,82 @@ func (x *Stream) GetShard() uint32 {
 	return 0
 }
 
+func (x *Stream) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *Stream) SetName(v string) {
+	x.Name = v
+}
+
+func (x *Stream) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *Stream) SetState(v StreamState) {
+	x.State = v
+}
+
+func (x *Stream) SetCreatedAt(v int64) {
+	x.CreatedAt = v
+}
+
+func (x *Stream) SetConfig(v *StreamConfig) {
+	x.Config = v
+}
+
+func (x *Stream) SetShard(v uint32) {
+	x.Shard = v
+}
+
+func (x *Stream) HasConfig() bool {
+	if x == nil {
+		return false
+	}
+	return x.Config != nil
+}
+
+func (x *Stream) ClearConfig() {
+	x.Config = nil
+}
+
+type Stream_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name within the bucket: 1..512 bytes of UTF-8 without control
+	// characters, not "." or "..".
+	Name string
+	// A ULID; a name that is created again has another.
+	StreamId string
+	// What may be done with it.
+	State StreamState
+	// Milliseconds since the Unix epoch.
+	CreatedAt int64
+	// Every setting, defaults filled in.
+	Config *StreamConfig
+	// The shard that numbers its records.
+	Shard uint32
+}
+
+func (b0 Stream_builder) Build() *Stream {
+	m0 := &Stream{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Name = b.Name
+	x.StreamId = b.StreamId
+	x.State = b.State
+	x.CreatedAt = b.CreatedAt
+	x.Config = b.Config
+	x.Shard = b.Shard
+	return m0
+}
+
 // StreamExtent says what a stream holds.
 type StreamExtent struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The first retained record's number, or tail when there is none.
 	FirstSeq uint64 `protobuf:"varint,1,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
 	// The next record's number.
@@ -427,11 +836,6 @@ func (x *StreamExtent) ProtoReflect() protoreflect.Message {
 		return ms
 	}
 	return mi.MessageOf(x)
-}
-
-// Deprecated: Use StreamExtent.ProtoReflect.Descriptor instead.
-func (*StreamExtent) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *StreamExtent) GetFirstSeq() uint64 {
@@ -483,9 +887,70 @@ func (x *StreamExtent) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *StreamExtent) SetFirstSeq(v uint64) {
+	x.FirstSeq = v
+}
+
+func (x *StreamExtent) SetTail(v uint64) {
+	x.Tail = v
+}
+
+func (x *StreamExtent) SetStoredBytes(v uint64) {
+	x.StoredBytes = v
+}
+
+func (x *StreamExtent) SetLastTimestamp(v int64) {
+	x.LastTimestamp = v
+}
+
+func (x *StreamExtent) SetContentHash(v uint64) {
+	x.ContentHash = v
+}
+
+func (x *StreamExtent) SetLeader(v string) {
+	x.Leader = v
+}
+
+func (x *StreamExtent) SetEpoch(v uint64) {
+	x.Epoch = v
+}
+
+type StreamExtent_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The first retained record's number, or tail when there is none.
+	FirstSeq uint64
+	// The next record's number.
+	Tail uint64
+	// Stored bytes of the retained chunks as encoded (compressed).
+	StoredBytes uint64
+	// The last record's timestamp, milliseconds; 0 before the first record.
+	LastTimestamp int64
+	// The running content hash at the tail.
+	ContentHash uint64
+	// The leading sequencer's address.
+	Leader string
+	// The epoch it leads under.
+	Epoch uint64
+}
+
+func (b0 StreamExtent_builder) Build() *StreamExtent {
+	m0 := &StreamExtent{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.FirstSeq = b.FirstSeq
+	x.Tail = b.Tail
+	x.StoredBytes = b.StoredBytes
+	x.LastTimestamp = b.LastTimestamp
+	x.ContentHash = b.ContentHash
+	x.Leader = b.Leader
+	x.Epoch = b.Epoch
+	return m0
+}
+
 // CreateStreamRequest asks for a stream.
 type CreateStreamRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// 1..512 bytes of UTF-8 without control characters, not "." or "..".
@@ -524,11 +989,6 @@ func (x *CreateStreamRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use CreateStreamRequest.ProtoReflect.Descriptor instead.
-func (*CreateStreamRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{3}
-}
-
 func (x *CreateStreamRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -557,9 +1017,61 @@ func (x *CreateStreamRequest) GetRequestToken() string {
 	return ""
 }
 
+func (x *CreateStreamRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *CreateStreamRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *CreateStreamRequest) SetConfig(v *StreamConfig) {
+	x.Config = v
+}
+
+func (x *CreateStreamRequest) SetRequestToken(v string) {
+	x.RequestToken = v
+}
+
+func (x *CreateStreamRequest) HasConfig() bool {
+	if x == nil {
+		return false
+	}
+	return x.Config != nil
+}
+
+func (x *CreateStreamRequest) ClearConfig() {
+	x.Config = nil
+}
+
+type CreateStreamRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// 1..512 bytes of UTF-8 without control characters, not "." or "..".
+	Stream string
+	// Settings; absent fields take the bucket's defaults.
+	Config *StreamConfig
+	// 1..64 bytes, chosen by the caller, to make a retry recognisable. Empty:
+	// a retry that finds the stream with the same submitted settings succeeds.
+	RequestToken string
+}
+
+func (b0 CreateStreamRequest_builder) Build() *CreateStreamRequest {
+	m0 := &CreateStreamRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.Config = b.Config
+	x.RequestToken = b.RequestToken
+	return m0
+}
+
 // CreateStreamResponse returns the stream.
 type CreateStreamResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The stream as created.
 	Stream        *Stream `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -591,11 +1103,6 @@ func (x *CreateStreamResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use CreateStreamResponse.ProtoReflect.Descriptor instead.
-func (*CreateStreamResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{4}
-}
-
 func (x *CreateStreamResponse) GetStream() *Stream {
 	if x != nil {
 		return x.Stream
@@ -603,9 +1110,39 @@ func (x *CreateStreamResponse) GetStream() *Stream {
 	return nil
 }
 
+func (x *CreateStreamResponse) SetStream(v *Stream) {
+	x.Stream = v
+}
+
+func (x *CreateStreamResponse) HasStream() bool {
+	if x == nil {
+		return false
+	}
+	return x.Stream != nil
+}
+
+func (x *CreateStreamResponse) ClearStream() {
+	x.Stream = nil
+}
+
+type CreateStreamResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The stream as created.
+	Stream *Stream
+}
+
+func (b0 CreateStreamResponse_builder) Build() *CreateStreamResponse {
+	m0 := &CreateStreamResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Stream = b.Stream
+	return m0
+}
+
 // GetStreamRequest names a stream.
 type GetStreamRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
@@ -639,11 +1176,6 @@ func (x *GetStreamRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use GetStreamRequest.ProtoReflect.Descriptor instead.
-func (*GetStreamRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{5}
-}
-
 func (x *GetStreamRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -658,9 +1190,35 @@ func (x *GetStreamRequest) GetStream() string {
 	return ""
 }
 
+func (x *GetStreamRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *GetStreamRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+type GetStreamRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+}
+
+func (b0 GetStreamRequest_builder) Build() *GetStreamRequest {
+	m0 := &GetStreamRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	return m0
+}
+
 // GetStreamResponse returns the stream and what it holds.
 type GetStreamResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The stream.
 	Stream *Stream `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
 	// What it holds now.
@@ -694,11 +1252,6 @@ func (x *GetStreamResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use GetStreamResponse.ProtoReflect.Descriptor instead.
-func (*GetStreamResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{6}
-}
-
 func (x *GetStreamResponse) GetStream() *Stream {
 	if x != nil {
 		return x.Stream
@@ -713,9 +1266,57 @@ func (x *GetStreamResponse) GetExtent() *StreamExtent {
 	return nil
 }
 
+func (x *GetStreamResponse) SetStream(v *Stream) {
+	x.Stream = v
+}
+
+func (x *GetStreamResponse) SetExtent(v *StreamExtent) {
+	x.Extent = v
+}
+
+func (x *GetStreamResponse) HasStream() bool {
+	if x == nil {
+		return false
+	}
+	return x.Stream != nil
+}
+
+func (x *GetStreamResponse) HasExtent() bool {
+	if x == nil {
+		return false
+	}
+	return x.Extent != nil
+}
+
+func (x *GetStreamResponse) ClearStream() {
+	x.Stream = nil
+}
+
+func (x *GetStreamResponse) ClearExtent() {
+	x.Extent = nil
+}
+
+type GetStreamResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The stream.
+	Stream *Stream
+	// What it holds now.
+	Extent *StreamExtent
+}
+
+func (b0 GetStreamResponse_builder) Build() *GetStreamResponse {
+	m0 := &GetStreamResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Stream = b.Stream
+	x.Extent = b.Extent
+	return m0
+}
+
 // ListStreamsRequest asks for a page of streams.
 type ListStreamsRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// Only names that start with it; 0..512 bytes.
@@ -753,11 +1354,6 @@ func (x *ListStreamsRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ListStreamsRequest.ProtoReflect.Descriptor instead.
-func (*ListStreamsRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{7}
-}
-
 func (x *ListStreamsRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -786,9 +1382,49 @@ func (x *ListStreamsRequest) GetLimit() uint32 {
 	return 0
 }
 
+func (x *ListStreamsRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *ListStreamsRequest) SetPrefix(v string) {
+	x.Prefix = v
+}
+
+func (x *ListStreamsRequest) SetStartAfter(v string) {
+	x.StartAfter = v
+}
+
+func (x *ListStreamsRequest) SetLimit(v uint32) {
+	x.Limit = v
+}
+
+type ListStreamsRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// Only names that start with it; 0..512 bytes.
+	Prefix string
+	// Only names after it, in byte order; 0..512 bytes.
+	StartAfter string
+	// 1..1000; 0 means 1000.
+	Limit uint32
+}
+
+func (b0 ListStreamsRequest_builder) Build() *ListStreamsRequest {
+	m0 := &ListStreamsRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Prefix = b.Prefix
+	x.StartAfter = b.StartAfter
+	x.Limit = b.Limit
+	return m0
+}
+
 // ListStreamsResponse is a page of streams.
 type ListStreamsResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// In byte order of names.
 	Streams []*Stream `protobuf:"bytes,1,rep,name=streams,proto3" json:"streams,omitempty"`
 	// More follow after the last one.
@@ -822,11 +1458,6 @@ func (x *ListStreamsResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ListStreamsResponse.ProtoReflect.Descriptor instead.
-func (*ListStreamsResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{8}
-}
-
 func (x *ListStreamsResponse) GetStreams() []*Stream {
 	if x != nil {
 		return x.Streams
@@ -841,9 +1472,35 @@ func (x *ListStreamsResponse) GetHasMore() bool {
 	return false
 }
 
+func (x *ListStreamsResponse) SetStreams(v []*Stream) {
+	x.Streams = v
+}
+
+func (x *ListStreamsResponse) SetHasMore(v bool) {
+	x.HasMore = v
+}
+
+type ListStreamsResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// In byte order of names.
+	Streams []*Stream
+	// More follow after the last one.
+	HasMore bool
+}
+
+func (b0 ListStreamsResponse_builder) Build() *ListStreamsResponse {
+	m0 := &ListStreamsResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Streams = b.Streams
+	x.HasMore = b.HasMore
+	return m0
+}
+
 // UpdateStreamRequest changes settings.
 type UpdateStreamRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
@@ -881,11 +1538,6 @@ func (x *UpdateStreamRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use UpdateStreamRequest.ProtoReflect.Descriptor instead.
-func (*UpdateStreamRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{9}
-}
-
 func (x *UpdateStreamRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -914,9 +1566,60 @@ func (x *UpdateStreamRequest) GetStreamId() string {
 	return ""
 }
 
+func (x *UpdateStreamRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *UpdateStreamRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *UpdateStreamRequest) SetConfig(v *StreamConfig) {
+	x.Config = v
+}
+
+func (x *UpdateStreamRequest) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+func (x *UpdateStreamRequest) HasConfig() bool {
+	if x == nil {
+		return false
+	}
+	return x.Config != nil
+}
+
+func (x *UpdateStreamRequest) ClearConfig() {
+	x.Config = nil
+}
+
+type UpdateStreamRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+	// The settings to change; at least one, and not the profile.
+	Config *StreamConfig
+	// Fail unless the name still means this stream (ULID). Optional.
+	StreamId string
+}
+
+func (b0 UpdateStreamRequest_builder) Build() *UpdateStreamRequest {
+	m0 := &UpdateStreamRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.Config = b.Config
+	x.StreamId = b.StreamId
+	return m0
+}
+
 // UpdateStreamResponse returns the stream.
 type UpdateStreamResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The stream with all its settings.
 	Stream        *Stream `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -948,11 +1651,6 @@ func (x *UpdateStreamResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use UpdateStreamResponse.ProtoReflect.Descriptor instead.
-func (*UpdateStreamResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{10}
-}
-
 func (x *UpdateStreamResponse) GetStream() *Stream {
 	if x != nil {
 		return x.Stream
@@ -960,9 +1658,39 @@ func (x *UpdateStreamResponse) GetStream() *Stream {
 	return nil
 }
 
+func (x *UpdateStreamResponse) SetStream(v *Stream) {
+	x.Stream = v
+}
+
+func (x *UpdateStreamResponse) HasStream() bool {
+	if x == nil {
+		return false
+	}
+	return x.Stream != nil
+}
+
+func (x *UpdateStreamResponse) ClearStream() {
+	x.Stream = nil
+}
+
+type UpdateStreamResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The stream with all its settings.
+	Stream *Stream
+}
+
+func (b0 UpdateStreamResponse_builder) Build() *UpdateStreamResponse {
+	m0 := &UpdateStreamResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Stream = b.Stream
+	return m0
+}
+
 // DeleteStreamRequest asks to delete a stream.
 type DeleteStreamRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"hybrid.v1"`
 	// The bucket's name.
 	Bucket string `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// The stream's name.
@@ -998,11 +1726,6 @@ func (x *DeleteStreamRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeleteStreamRequest.ProtoReflect.Descriptor instead.
-func (*DeleteStreamRequest) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{11}
-}
-
 func (x *DeleteStreamRequest) GetBucket() string {
 	if x != nil {
 		return x.Bucket
@@ -1024,9 +1747,42 @@ func (x *DeleteStreamRequest) GetStreamId() string {
 	return ""
 }
 
+func (x *DeleteStreamRequest) SetBucket(v string) {
+	x.Bucket = v
+}
+
+func (x *DeleteStreamRequest) SetStream(v string) {
+	x.Stream = v
+}
+
+func (x *DeleteStreamRequest) SetStreamId(v string) {
+	x.StreamId = v
+}
+
+type DeleteStreamRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The bucket's name.
+	Bucket string
+	// The stream's name.
+	Stream string
+	// Fail unless the name still means this stream (ULID). Optional.
+	StreamId string
+}
+
+func (b0 DeleteStreamRequest_builder) Build() *DeleteStreamRequest {
+	m0 := &DeleteStreamRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.Bucket = b.Bucket
+	x.Stream = b.Stream
+	x.StreamId = b.StreamId
+	return m0
+}
+
 // DeleteStreamResponse is empty.
 type DeleteStreamResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state         protoimpl.MessageState `protogen:"hybrid.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1056,27 +1812,34 @@ func (x *DeleteStreamResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeleteStreamResponse.ProtoReflect.Descriptor instead.
-func (*DeleteStreamResponse) Descriptor() ([]byte, []int) {
-	return file_nova_v1_stream_proto_rawDescGZIP(), []int{12}
+type DeleteStreamResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+}
+
+func (b0 DeleteStreamResponse_builder) Build() *DeleteStreamResponse {
+	m0 := &DeleteStreamResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	return m0
 }
 
 var File_nova_v1_stream_proto protoreflect.FileDescriptor
 
 const file_nova_v1_stream_proto_rawDesc = "" +
 	"\n" +
-	"\x14nova/v1/stream.proto\x12\anova.v1\"\x9d\x03\n" +
+	"\x14nova/v1/stream.proto\x12\anova.v1\"\xb1\x03\n" +
 	"\fStreamConfig\x121\n" +
-	"\aprofile\x18\x01 \x01(\x0e2\x17.nova.v1.StorageProfileR\aprofile\x12-\n" +
-	"\x10retention_age_ms\x18\x02 \x01(\x03H\x00R\x0eretentionAgeMs\x88\x01\x01\x12,\n" +
-	"\x0fretention_bytes\x18\x03 \x01(\x04H\x01R\x0eretentionBytes\x88\x01\x01\x12=\n" +
-	"\ftimestamping\x18\x04 \x01(\x0e2\x19.nova.v1.TimestampingModeR\ftimestamping\x124\n" +
-	"\x13uncapped_timestamps\x18\x05 \x01(\bH\x02R\x12uncappedTimestamps\x88\x01\x01\x120\n" +
-	"\x12delete_on_empty_ms\x18\x06 \x01(\x03H\x03R\x0fdeleteOnEmptyMs\x88\x01\x01B\x13\n" +
-	"\x11_retention_age_msB\x12\n" +
-	"\x10_retention_bytesB\x16\n" +
-	"\x14_uncapped_timestampsB\x15\n" +
-	"\x13_delete_on_empty_ms\"\xe1\x01\n" +
+	"\aprofile\x18\x01 \x01(\x0e2\x17.nova.v1.StorageProfileR\aprofile\x12*\n" +
+	"\x10retention_age_ms\x18\x02 \x01(\x03H\x00R\x0eretentionAgeMs\x12)\n" +
+	"\x0fretention_bytes\x18\x03 \x01(\x04H\x01R\x0eretentionBytes\x12=\n" +
+	"\ftimestamping\x18\x04 \x01(\x0e2\x19.nova.v1.TimestampingModeR\ftimestamping\x121\n" +
+	"\x13uncapped_timestamps\x18\x05 \x01(\bH\x02R\x12uncappedTimestamps\x12-\n" +
+	"\x12delete_on_empty_ms\x18\x06 \x01(\x03H\x03R\x0fdeleteOnEmptyMsB\x1b\n" +
+	"\x19retention_age_ms_presenceB\x1a\n" +
+	"\x18retention_bytes_presenceB\x1e\n" +
+	"\x1cuncapped_timestamps_presenceB\x1d\n" +
+	"\x1bdelete_on_empty_ms_presence\"\xe1\x01\n" +
 	"\x06Stream\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
@@ -1149,18 +1912,6 @@ const file_nova_v1_stream_proto_rawDesc = "" +
 	"\fUpdateStream\x12\x1c.nova.v1.UpdateStreamRequest\x1a\x1d.nova.v1.UpdateStreamResponse\x12K\n" +
 	"\fDeleteStream\x12\x1c.nova.v1.DeleteStreamRequest\x1a\x1d.nova.v1.DeleteStreamResponseB6Z4github.com/nova-stream/nova/proto/gen/nova/v1;novapbb\x06proto3"
 
-var (
-	file_nova_v1_stream_proto_rawDescOnce sync.Once
-	file_nova_v1_stream_proto_rawDescData []byte
-)
-
-func file_nova_v1_stream_proto_rawDescGZIP() []byte {
-	file_nova_v1_stream_proto_rawDescOnce.Do(func() {
-		file_nova_v1_stream_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_nova_v1_stream_proto_rawDesc), len(file_nova_v1_stream_proto_rawDesc)))
-	})
-	return file_nova_v1_stream_proto_rawDescData
-}
-
 var file_nova_v1_stream_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_nova_v1_stream_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_nova_v1_stream_proto_goTypes = []any{
@@ -1215,7 +1966,12 @@ func file_nova_v1_stream_proto_init() {
 	if File_nova_v1_stream_proto != nil {
 		return
 	}
-	file_nova_v1_stream_proto_msgTypes[0].OneofWrappers = []any{}
+	file_nova_v1_stream_proto_msgTypes[0].OneofWrappers = []any{
+		(*StreamConfig_RetentionAgeMs)(nil),
+		(*StreamConfig_RetentionBytes)(nil),
+		(*StreamConfig_UncappedTimestamps)(nil),
+		(*StreamConfig_DeleteOnEmptyMs)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
