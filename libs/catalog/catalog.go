@@ -77,25 +77,31 @@ func (c *Client) PutLife(ctx context.Context, l *indexpb.Life, expected int64) (
 	return res.GetVersion(), err
 }
 
+// GetLife returns a life's row; IsNotFound if there is none.
+func (c *Client) GetLife(ctx context.Context, id string) (*indexpb.Life, int64, error) {
+	res, err := again(ctx, func() (*indexpb.GetLifeResponse, error) {
+		return c.index.GetLife(ctx, &indexpb.GetLifeRequest{LifeId: id})
+	})
+	return res.GetLife(), res.GetVersion(), err
+}
+
 // EndLife makes a live life's row DEAD or RELEASED; one that is over, or
 // absent, is left as it is.
 func (c *Client) EndLife(ctx context.Context, id string, state indexpb.LifeState) error {
 	for {
-		res, err := again(ctx, func() (*indexpb.GetLifeResponse, error) {
-			return c.index.GetLife(ctx, &indexpb.GetLifeRequest{LifeId: id})
-		})
+		l, version, err := c.GetLife(ctx, id)
 		if IsNotFound(err) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if res.GetLife().GetState() != indexpb.LifeState_LIFE_STATE_LIVE {
+		if l.GetState() != indexpb.LifeState_LIFE_STATE_LIVE {
 			return nil
 		}
-		l := proto.CloneOf(res.GetLife())
+		l = proto.CloneOf(l)
 		l.State = state
-		if _, err = c.PutLife(ctx, l, res.GetVersion()); !IsConflict(err) {
+		if _, err = c.PutLife(ctx, l, version); !IsConflict(err) {
 			return err
 		}
 	}

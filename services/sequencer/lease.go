@@ -81,6 +81,7 @@ func (s *Service) keepLease(ctx context.Context, held func()) error {
 	l := s.lease
 	version := catalog.Absent
 	for renewals := uint64(1); ; renewals++ {
+		next := l.ttl / 3
 		sent := l.now()
 		v, err := s.index.PutLife(ctx, s.lifeRecord(indexpb.LifeState_LIFE_STATE_LIVE, renewals), version)
 		switch {
@@ -92,19 +93,29 @@ func (s *Service) keepLease(ctx context.Context, held func()) error {
 				held()
 				held = nil
 			}
-		case catalog.IsConflict(err) || catalog.IsRuleBroken(err):
-			// Nobody else changes a live life's row but to end it.
-			l.end()
-			return fmt.Errorf("life %s: %w", l.life, errDeposed)
 		case ctx.Err() != nil:
 			return nil
+		case catalog.IsConflict(err) || catalog.IsRuleBroken(err):
+			// Another ended this life; or an own renewal landed whose reply was lost,
+			// or the index judged by an old read. Lives do not come back, so that it
+			// is over can not be an old read.
+			row, v, gerr := s.index.GetLife(ctx, l.life.String())
+			if gerr == nil && row.GetState() != indexpb.LifeState_LIFE_STATE_LIVE {
+				l.end()
+				return fmt.Errorf("life %s: %w", l.life, errDeposed)
+			}
+			if gerr == nil {
+				version, renewals = v, max(renewals, row.GetRenewals())
+			}
+			next = jittered(retryLeast)
+			s.log.WarnContext(ctx, "lease renewal met another version", "life", l.life.String(), "err", err)
 		default:
 			s.log.WarnContext(ctx, "lease not renewed", "life", l.life.String(), "err", err)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(l.ttl / 3):
+		case <-time.After(next):
 		}
 	}
 }

@@ -23,9 +23,16 @@ type link struct {
 	mu     sync.Mutex
 	wake   *sync.Cond
 	queue  []outgoing
-	unsent int64 // bytes sent and not answered
+	unsent int64              // bytes sent and not answered
+	sent   map[entryKey]int64 // what makes up unsent
 	credit int64
 	err    error // set once, when it is broken
+}
+
+// entryKey names an entry in a chain.
+type entryKey struct {
+	shard     uint32
+	epoch, no uint64
 }
 
 type outgoing struct {
@@ -56,7 +63,7 @@ func openLink(ctx context.Context, w chainwriterpb.ChainWriterServiceClient, cha
 	if err != nil {
 		return fail(err)
 	}
-	l := &link{chain: chain, writer: w, stream: str, cancel: cancel, credit: int64(first.GetCreditBytes())}
+	l := &link{chain: chain, writer: w, stream: str, cancel: cancel, credit: int64(first.GetCreditBytes()), sent: map[entryKey]int64{}}
 	l.wake = sync.NewCond(&l.mu)
 	return l, nil
 }
@@ -124,6 +131,8 @@ func (l *link) sendLoop() {
 		l.queue[0] = outgoing{}
 		l.queue = l.queue[1:]
 		l.unsent += out.size
+		e := out.msg.GetEntry()
+		l.sent[entryKey{e.GetShard(), e.GetEpoch(), e.GetEntryNo()}] = out.size
 		l.mu.Unlock()
 		if err := l.stream.Send(out.msg); err != nil {
 			// receive gets the reason and ends the link.
@@ -139,9 +148,11 @@ func (l *link) receive(commit func(*chainwriterpb.Commit), fenced func(stream.Sh
 			return err
 		}
 		for _, c := range msg.GetCommits() {
+			l.answered(entryKey{c.GetShard(), c.GetEpoch(), c.GetEntryNo()})
 			commit(c)
 		}
 		for _, r := range msg.GetRefusals() {
+			l.answered(entryKey{r.GetShard(), r.GetEpoch(), r.GetEntryNo()})
 			if r.GetReason() == string(reason.EpochFenced) {
 				fenced(stream.Shard(r.GetShard()), stream.Epoch(r.GetEpoch()))
 				continue
@@ -160,10 +171,12 @@ func (l *link) receive(commit func(*chainwriterpb.Commit), fenced func(stream.Sh
 	}
 }
 
-// answered gives the credit of a committed entry back.
-func (l *link) answered(size int64) {
+// answered gives the credit of an entry back that was committed or refused,
+// whether or not its shard still waits for it.
+func (l *link) answered(key entryKey) {
 	l.mu.Lock()
-	l.unsent -= size
+	l.unsent -= l.sent[key]
+	delete(l.sent, key)
 	l.mu.Unlock()
 	l.wake.Signal()
 }

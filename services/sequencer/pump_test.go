@@ -17,6 +17,7 @@ func newNumbering(t *testing.T) (*numbering, *shard) {
 	t.Helper()
 	sh := newShard(&Service{}, 0)
 	st := &openStream{id: stream.NewID(), shard: sh}
+	sh.streams[st.id] = st
 	return &numbering{st: st, mode: novapb.TimestampingMode_TIMESTAMPING_MODE_ARRIVAL, arrival: 1}, sh
 }
 

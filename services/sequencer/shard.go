@@ -50,6 +50,11 @@ func newShard(s *Service, n stream.Shard) *shard {
 func (sh *shard) submit(e *entry) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	if sh.streams[e.st.id] != e.st {
+		// The stream left this leader since the entry was put in line, and leave
+		// answered for it: no later epoch may send it.
+		return
+	}
 	sh.pending = append(sh.pending, e)
 	if sh.serving.Load() {
 		sh.sendLocked(e)
@@ -76,7 +81,6 @@ func (sh *shard) committed(l *link, c *chainwriterpb.Commit) {
 	sh.pending = sh.pending[1:]
 	sh.committedTo = max(sh.committedTo, stream.Slot(c.GetAt().GetSlot())+1)
 	sh.mu.Unlock()
-	l.answered(int64(len(e.body)))
 	e.st.commit(e, sh.pieceAt(l.chain, c.GetAt()))
 }
 

@@ -110,6 +110,9 @@ func (st *openStream) commit(e *entry, at piece) {
 	strong := st.shard.svc.lease.valid()
 	st.mu.Lock()
 	defer st.mu.Unlock()
+	if st.gone != nil {
+		return // it left meanwhile, and answered for what was in flight
+	}
 	st.inflight[0] = nil
 	st.inflight = st.inflight[1:]
 	switch e.kind {
