@@ -88,14 +88,13 @@ type flows struct {
 // startFlows starts flows in a bucket of their own, on the shared constellation.
 func startFlows(t *testing.T) *flows {
 	t.Helper()
-	d := splitShape{}.start(t)
-	k := startSplit(t)
+	d := splitShape{}.start(t).(splitDeployment)
 	sdkClient, err := sdk.Dial(d.address(), sdk.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, enough := context.WithCancel(t.Context())
-	f := &flows{t: t, k: k, c: dial(t, d.address()), sdk: sdkClient, sent: make([]uint64, 4), enough: enough}
+	f := &flows{t: t, k: d.Constellation, c: dial(t, d.address()), sdk: sdkClient, sent: make([]uint64, 4), enough: enough}
 	for i := range f.sent {
 		name := fmt.Sprint("s", i)
 		f.c.create(t, name, nil)
