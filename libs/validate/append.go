@@ -25,7 +25,7 @@ func batch(path string, b batchFields) error {
 	}
 	total := 0
 	for i, r := range b.GetRecords() {
-		size, err := record(fmt.Sprintf("%srecords[%d]", path, i), r)
+		size, err := record(func() string { return fmt.Sprintf("%srecords[%d]", path, i) }, r)
 		if err != nil {
 			return err
 		}
@@ -37,25 +37,27 @@ func batch(path string, b batchFields) error {
 	return nil
 }
 
-func record(path string, r *novapb.AppendRecord) (int, error) {
-	if err := timestamp(path+".timestamp", r.GetTimestamp()); err != nil {
-		return 0, err
+// record checks a record and returns its size. path names it; a good record does
+// not need a name, and there are many.
+func record(path func() string, r *novapb.AppendRecord) (int, error) {
+	if timestamp("", r.GetTimestamp()) != nil {
+		return 0, timestamp(path()+".timestamp", r.GetTimestamp())
 	}
 	if n := len(r.GetHeaders()); n > stream.MaxHeaders {
-		return 0, reason.Field(path+".headers", fmt.Sprintf("must be at most %d, are %d", stream.MaxHeaders, n))
+		return 0, reason.Field(path()+".headers", fmt.Sprintf("must be at most %d, are %d", stream.MaxHeaders, n))
 	}
 	size := len(r.GetBody())
 	for i, h := range r.GetHeaders() {
 		if n := len(h.GetName()); n < 1 || n > stream.MaxHeaderName {
-			return 0, reason.Field(fmt.Sprintf("%s.headers[%d].name", path, i), fmt.Sprintf("must be 1..%d bytes, is %d", stream.MaxHeaderName, n))
+			return 0, reason.Field(fmt.Sprintf("%s.headers[%d].name", path(), i), fmt.Sprintf("must be 1..%d bytes, is %d", stream.MaxHeaderName, n))
 		}
 		if n := len(h.GetValue()); n > stream.MaxHeaderValue {
-			return 0, reason.Field(fmt.Sprintf("%s.headers[%d].value", path, i), fmt.Sprintf("must be at most %d bytes, is %d", stream.MaxHeaderValue, n))
+			return 0, reason.Field(fmt.Sprintf("%s.headers[%d].value", path(), i), fmt.Sprintf("must be at most %d bytes, is %d", stream.MaxHeaderValue, n))
 		}
 		size += len(h.GetName()) + len(h.GetValue())
 	}
 	if size > stream.MaxRecordBytes {
-		return 0, reason.Field(path, fmt.Sprintf("headers and body must be at most %d bytes, are %d", stream.MaxRecordBytes, size))
+		return 0, reason.Field(path(), fmt.Sprintf("headers and body must be at most %d bytes, are %d", stream.MaxRecordBytes, size))
 	}
 	return size, nil
 }

@@ -124,7 +124,7 @@ func bucket(name string) error { return Bucket("bucket", name) }
 
 // Record checks one record to append; path names it in the answer.
 func Record(path string, r *novapb.AppendRecord) error {
-	_, err := record(path, r)
+	_, err := record(func() string { return path }, r)
 	return err
 }
 

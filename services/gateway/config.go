@@ -16,7 +16,8 @@ import (
 // Config holds a gateway's settings.
 type Config struct {
 	// Patience limits the internal calls of one request that sets no deadline of
-	// its own, default 30 s.
+	// its own, default 45 s: longer than what a sequencer gives an append, so that
+	// its answer comes first.
 	Patience time.Duration
 	// Shards is the number of shards of a constellation that is new, default 256.
 	Shards uint32

@@ -44,7 +44,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, errors.New("gateway: index, router, readers and registry are needed")
 	}
 	if cfg.Patience == 0 {
-		cfg.Patience = 30 * time.Second
+		cfg.Patience = 45 * time.Second
 	}
 	if cfg.Shards == 0 {
 		cfg.Shards = 256

@@ -40,7 +40,7 @@ var services = []serviceOf{
 		cfg := n.cfg.Sequencer
 		cfg.NodeID, cfg.Address, cfg.Zone = n.process.ID(discovery.Sequencer), address, n.cfg.Zone
 		// The lock of the directory proves it; memory has no former lives.
-		cfg.FormerLivesDead = n.cfg.FormerLivesDead()
+		cfg.FormerLivesDead, cfg.StopTimeout = n.cfg.FormerLivesDead(), n.cfg.StopTimeout
 		return sequencer.New(cfg, sequencer.Deps{
 			Index: n.process.Index, Conns: n.process.Pool, Registry: n.process.Registry,
 			Log: n.process.Log, Meter: n.process.ServiceMeter(discovery.Sequencer),

@@ -26,8 +26,11 @@ type Config struct {
 	// Shards is the number of shards of a constellation that is new, default 256.
 	Shards uint32
 	// FormerLivesDead says that no other life can be running, because a file
-	// lock proves it: lives found at the start are declared dead at once.
+	// lock proves it: lives found at the start are declared dead at once, and the
+	// own one cannot be, so its lease does not run out.
 	FormerLivesDead bool
+	// StopTimeout is how long a stop waits for appends under way, default 10 s.
+	StopTimeout time.Duration
 	// PoolBytes limits the bytes of appends under way, default 256 MiB. The
 	// chain-writer's credit may limit it further.
 	PoolBytes int64
@@ -56,6 +59,7 @@ func (c Config) withDefaults() Config {
 	}
 	set(&c.LeaseTTL, 10*time.Second)
 	set(&c.AppendTimeout, 30*time.Second)
+	set(&c.StopTimeout, 10*time.Second)
 	set(&c.AdmissionTimeout, 10*time.Second)
 	set(&c.IdleStream, 10*time.Minute)
 	size := func(b *int64, v int64) {

@@ -17,7 +17,7 @@ import (
 func TestLeaseEndsBeforeOthersMayTakeOver(t *testing.T) {
 	sent := time.UnixMilli(1_000_000)
 	now := sent
-	l := newLease(10*time.Second, func() time.Time { return now })
+	l := newLease(10*time.Second, false, func() time.Time { return now })
 	if l.valid() {
 		t.Error("valid before it was ever renewed")
 	}
@@ -33,6 +33,18 @@ func TestLeaseEndsBeforeOthersMayTakeOver(t *testing.T) {
 	l.end()
 	if l.valid() {
 		t.Error("valid after its end")
+	}
+	// Of a life that is alone nobody takes over.
+	l = newLease(10*time.Second, true, func() time.Time { return now })
+	if l.valid() {
+		t.Error("valid before it was ever renewed, alone")
+	}
+	l.renewed(sent)
+	if now = sent.Add(time.Hour); !l.valid() {
+		t.Error("run out, alone")
+	}
+	if l.end(); l.valid() {
+		t.Error("valid after its end, alone")
 	}
 }
 

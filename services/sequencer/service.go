@@ -88,7 +88,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s := &Service{
 		cfg: cfg, log: deps.Log, index: index, names: catalog.NewNames(index), conns: deps.Conns, registry: deps.Registry, now: deps.Now,
 		nodes:   &knownNodes{registry: deps.Registry, last: map[discovery.Service][]discovery.Node{}},
-		metrics: m, lease: newLease(cfg.LeaseTTL, deps.Now), watched: map[string]watchedLife{}, opened: make(chan struct{}),
+		metrics: m, lease: newLease(cfg.LeaseTTL, cfg.FormerLivesDead, deps.Now), watched: map[string]watchedLife{}, opened: make(chan struct{}),
 		window: &tailWindow{limit: cfg.TailWindowBytes}, pool: semaphore.NewWeighted(cfg.PoolBytes),
 		said: map[string]time.Time{},
 	}
@@ -110,6 +110,9 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 func (s *Service) Ready() error {
 	if why := s.state.Load(); why != nil {
 		return errors.New("sequencer: " + *why)
+	}
+	if !s.lease.valid() {
+		return errors.New("sequencer: its lease could not be renewed in the metastore; only appends are served")
 	}
 	return nil
 }
@@ -336,9 +339,9 @@ func (s *Service) startRecovery(sh *shard) {
 	})
 }
 
-// settleDown waits, up to the append timeout, until nothing is under way.
+// settleDown waits, up to the stop timeout, until nothing is under way.
 func (s *Service) settleDown() {
-	deadline := time.NewTimer(s.cfg.AppendTimeout)
+	deadline := time.NewTimer(s.cfg.StopTimeout)
 	defer deadline.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

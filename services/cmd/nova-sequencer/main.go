@@ -30,6 +30,7 @@ func main() {
 		Run: func(ctx context.Context) error {
 			return s.Run(ctx, func(_ context.Context, p *node.Process, address string) (node.Part, error) {
 				cfg.NodeID, cfg.Address, cfg.Zone = p.ID(s.Service), address, s.Zone
+				cfg.StopTimeout = s.StopTimeout
 				return sequencer.New(cfg, sequencer.Deps{
 					Index: p.Index, Conns: p.Pool, Registry: p.Registry, Log: p.Log, Meter: p.ServiceMeter(s.Service),
 				})
