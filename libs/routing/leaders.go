@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/reason"
@@ -25,6 +26,7 @@ type Names interface {
 
 // named is a request about a stream.
 type named interface {
+	proto.Message
 	GetBucket() string
 	GetStream() string
 	GetStreamId() string
@@ -43,14 +45,17 @@ type leaders struct {
 
 // do calls f with the leader of the named stream. A name that turns out to mean
 // a deleted stream is resolved once more.
-func (l leaders) do(ctx context.Context, n named, f func(grpc.ClientConnInterface) error) error {
+//
+// f gets the id that the name was resolved to, for its request: whoever leads
+// another stream of that name refuses it.
+func (l leaders) do(ctx context.Context, n named, f func(conn grpc.ClientConnInterface, id string) error) error {
 	for again := false; ; again = true {
 		found, err := l.names.Resolve(ctx, n.GetBucket(), n.GetStream(), n.GetStreamId(), catalog.ForAppend)
 		if err != nil {
 			return err
 		}
-		err = l.router.Do(ctx, found.Shard, f)
-		if again || !reason.Is(err, reason.StreamNotFound) {
+		err = l.router.Do(ctx, found.Shard, func(conn grpc.ClientConnInterface) error { return f(conn, found.ID.String()) })
+		if again || !reason.Is(err, reason.StreamNotFound) || reason.OutcomeOf(err) == reason.Unknown {
 			return err
 		}
 		l.names.Invalidate(n.GetBucket(), n.GetStream(), found.ID)
@@ -64,9 +69,9 @@ func (l leaders) Invoke(ctx context.Context, method string, req, reply any, opts
 		return notOfStream(method)
 	}
 	sent := false
-	err := l.do(ctx, n, func(conn grpc.ClientConnInterface) error {
+	err := l.do(ctx, n, func(conn grpc.ClientConnInterface, id string) error {
 		sent = true
-		return conn.Invoke(ctx, method, req, reply, opts...)
+		return conn.Invoke(ctx, method, identified(n, id), reply, opts...)
 	})
 	switch {
 	case err == nil:
@@ -84,6 +89,22 @@ func (l leaders) NewStream(ctx context.Context, _ *grpc.StreamDesc, method strin
 		return nil, notOfStream(method)
 	}
 	return &session{leaders: l, ctx: ctx, opts: opts, opened: make(chan struct{})}, nil
+}
+
+// identified is a request with the id of its stream: a copy that shares what is
+// in it, as requests are not changed.
+func identified(n named, id string) proto.Message {
+	if n.GetStreamId() != "" {
+		return n
+	}
+	from := n.ProtoReflect()
+	to := from.New()
+	from.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		to.Set(f, v)
+		return true
+	})
+	to.Set(from.Descriptor().Fields().ByName("stream_id"), protoreflect.ValueOfString(id))
+	return to.Interface()
 }
 
 func notOfStream(method string) error {
@@ -111,12 +132,13 @@ func (s *session) open(m *novapb.AppendSessionRequest) error {
 	if o == nil {
 		return reason.Field("open", "must be the first message of a session")
 	}
-	return s.leaders.do(s.ctx, o, func(conn grpc.ClientConnInterface) error {
+	return s.leaders.do(s.ctx, o, func(conn grpc.ClientConnInterface, id string) error {
 		up, err := novapb.NewAppendServiceClient(conn).AppendSession(s.ctx, s.opts...)
 		if err != nil {
 			return err
 		}
-		if err := up.Send(m); err != nil && !errors.Is(err, io.EOF) {
+		open := identified(o, id).(*novapb.AppendSessionOpen)
+		if err := up.Send(&novapb.AppendSessionRequest{Message: &novapb.AppendSessionRequest_Open{Open: open}}); err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
 		first, err := up.Recv() // also has the reason of a Send that failed

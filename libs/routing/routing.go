@@ -182,7 +182,7 @@ func (r *Router) do(ctx context.Context, shard stream.Shard, idempotent bool, f 
 	for redirects := 0; ; {
 		redirected, err := r.try(ctx, shard, f)
 		if err == nil || !again(err, idempotent) {
-			return err
+			return Outward(err)
 		}
 		maybe = maybe || !undone(err)
 		if end.IsZero() {
@@ -228,6 +228,9 @@ func (r *Router) try(ctx context.Context, shard stream.Shard, f func(grpc.Client
 // again reports whether the call may be made once more.
 func again(err error, idempotent bool) bool {
 	switch {
+	case reason.OutcomeOf(err) == reason.Unknown:
+		// Also of a leader that lost its shard after it had sent the entry.
+		return idempotent
 	case reason.Is(err, reason.NotLeader), reason.Is(err, reason.NoLeader), rpc.NotSent(err):
 		return true
 	case reason.Code(err) != codes.Unavailable:
@@ -243,13 +246,26 @@ func final(ctx context.Context, shard stream.Shard, err error, maybe bool) error
 	case ctx.Err() != nil:
 		s := status.FromContextError(ctx.Err())
 		err = status.Error(s.Code(), s.Message()+" while looking for the leader of shard "+reason.Text(shard)+": "+status.Convert(err).Message())
-	case reason.Is(err, reason.NotLeader):
-		err = reason.New(codes.Unavailable, reason.NoLeader, "shard "+reason.Text(shard)+" has no leader yet: the sequencers point to each other")
+	default:
+		err = Outward(err)
 	}
 	if maybe {
 		return reason.WithOutcome(err, reason.Unknown)
 	}
 	return reason.WithOutcome(err, reason.NotCommitted)
+}
+
+// Outward is an error as callers outside the fleet may see it: who leads a shard
+// is not their business, and UNAVAILABLE is what they try again.
+func Outward(err error) error {
+	if !reason.Is(err, reason.NotLeader) {
+		return err
+	}
+	out := reason.New(codes.Unavailable, reason.NoLeader, "the stream's leader is changing")
+	if o := reason.OutcomeOf(err); o != "" {
+		return reason.WithOutcome(out, o)
+	}
+	return out
 }
 
 // undone reports whether a failed call was certainly not done, and passes.

@@ -61,12 +61,15 @@ func fail(err error) func() error { return func() error { return err } }
 func leads() error { return nil }
 
 var (
-	noLeader  = reason.WithOutcome(reason.New(codes.Unavailable, reason.NoLeader, "recovering"), reason.NotCommitted)
-	undone    = reason.WithOutcome(status.Error(codes.Unavailable, "storage is slow"), reason.NotCommitted)
-	perhaps   = reason.WithOutcome(status.Error(codes.Unavailable, "storage is slow"), reason.Unknown)
-	gone      = status.Error(codes.Unavailable, "connection reset")
-	mismatch  = reason.WithOutcome(reason.New(codes.FailedPrecondition, reason.SeqMismatch, "no"), reason.NotCommitted)
-	exhausted = reason.WithOutcome(reason.Over("pool", "full", time.Second), reason.NotCommitted)
+	noLeader = reason.WithOutcome(reason.New(codes.Unavailable, reason.NoLeader, "recovering"), reason.NotCommitted)
+	undone   = reason.WithOutcome(status.Error(codes.Unavailable, "storage is slow"), reason.NotCommitted)
+	perhaps  = reason.WithOutcome(status.Error(codes.Unavailable, "storage is slow"), reason.Unknown)
+	// What a leader says of entries it had sent when it lost the shard.
+	deposed    = reason.WithOutcome(reason.New(codes.FailedPrecondition, reason.NotLeader, "not here", reason.KeyAddress, "b", reason.KeyEpoch, "9"), reason.Unknown)
+	leaderless = reason.WithOutcome(reason.New(codes.Unavailable, reason.NoLeader, "it let the shard go"), reason.Unknown)
+	gone       = status.Error(codes.Unavailable, "connection reset")
+	mismatch   = reason.WithOutcome(reason.New(codes.FailedPrecondition, reason.SeqMismatch, "no"), reason.NotCommitted)
+	exhausted  = reason.WithOutcome(reason.Over("pool", "full", time.Second), reason.NotCommitted)
 )
 
 // times answers err n times, then nil.
@@ -101,6 +104,9 @@ func TestDo(t *testing.T) {
 			code: codes.Unavailable, outcome: reason.NotCommitted, min: 4 * time.Second, max: 5 * time.Second},
 		{name: "not committed", answers: map[string]func() error{"a": times(1, undone)}, hint: "a", asked: 2, max: time.Second},
 		{name: "unknown is not repeated", answers: map[string]func() error{"a": times(1, perhaps)}, hint: "a", asked: 1, code: codes.Unavailable, outcome: reason.Unknown},
+		{name: "unknown after a takeover is not repeated", answers: map[string]func() error{"a": times(1, deposed)}, hint: "a", asked: 1, code: codes.Unavailable, outcome: reason.Unknown},
+		{name: "unknown without a leader is not repeated", answers: map[string]func() error{"a": times(1, leaderless)}, hint: "a", asked: 1, code: codes.Unavailable, outcome: reason.Unknown},
+		{name: "unknown after a takeover, idempotent", answers: map[string]func() error{"a": times(1, deposed)}, hint: "a", idempotent: true, asked: 2, max: time.Second},
 		{name: "a lost reply is not repeated", answers: map[string]func() error{"a": times(1, gone)}, hint: "a", asked: 1, code: codes.Unavailable},
 		{name: "a lost reply, idempotent", answers: map[string]func() error{"a": times(1, gone)}, hint: "a", idempotent: true, asked: 2, max: time.Second},
 		{name: "lost replies, idempotent", answers: map[string]func() error{"a": fail(gone)}, hint: "a", idempotent: true,

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/routing"
 	"github.com/nova-stream/nova/libs/validate"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
@@ -94,12 +95,25 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
-			return err
+			return routing.Outward(err)
 		}
-		if err := srv.Send(res); err != nil {
+		if err := srv.Send(outward(res)); err != nil {
 			return err
 		}
 	}
+}
+
+// outward makes of the failure of a batch what routing.Outward makes of an error.
+func outward(res *novapb.AppendSessionResponse) *novapb.AppendSessionResponse {
+	f := res.GetFailure()
+	if f.GetReason() != string(reason.NotLeader) {
+		return res
+	}
+	return &novapb.AppendSessionResponse{BatchIndex: res.GetBatchIndex(), Message: &novapb.AppendSessionResponse_Failure{
+		Failure: &novapb.AppendSessionFailure{
+			Code: int32(codes.Unavailable), Reason: string(reason.NoLeader), Message: "the stream's leader is changing", Outcome: f.GetOutcome(),
+		},
+	}}
 }
 
 // openSession opens a session at the leader; it lasts as long as ctx, but a
