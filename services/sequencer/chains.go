@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc/codes"
@@ -27,15 +28,26 @@ type chains struct {
 	sealed   map[string]stream.Slot    // cut of sealed chains
 	absorbed map[string]stream.Slot    // known absorbed_to
 	records  map[string]*indexpb.Chain // newest seen
-	failures map[string]int            // of the chain's writer, in a row
+	failures map[string]failures       // of the chain's writer, in a row
 }
 
 func newChains(s *Service) *chains {
 	return &chains{
 		svc: s, sealed: map[string]stream.Slot{}, absorbed: map[string]stream.Slot{},
-		records: map[string]*indexpb.Chain{}, failures: map[string]int{},
+		records: map[string]*indexpb.Chain{}, failures: map[string]failures{},
 	}
 }
+
+// failures are counted by tries, not by the shards that try at once.
+type failures struct {
+	count int
+	last  time.Time
+}
+
+const (
+	failureApart  = 500 * time.Millisecond
+	fencePatience = 10 * time.Second
+)
 
 // writerFailures is how often the registered writer of a chain may fail to
 // answer before the chain is sealed over its head.
@@ -59,7 +71,9 @@ func (c *chains) cut(ctx context.Context, via chainwriterpb.ChainWriterServiceCl
 		return 0, err
 	}
 	if writer != nil {
-		res, err := writer.Fence(ctx, &chainwriterpb.FenceRequest{ChainId: chain, Shard: uint32(n), Epoch: epoch})
+		fencing, cancel := context.WithTimeout(ctx, fencePatience)
+		res, err := writer.Fence(fencing, &chainwriterpb.FenceRequest{ChainId: chain, Shard: uint32(n), Epoch: epoch})
+		cancel()
 		switch {
 		case err == nil:
 			c.answered(chain)
@@ -218,8 +232,12 @@ func (c *chains) remember(chain string, cut stream.Slot) stream.Slot {
 func (c *chains) failed(chain string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.failures[chain]++
-	return c.failures[chain]
+	f, now := c.failures[chain], c.svc.now()
+	if f.count == 0 || now.Sub(f.last) >= failureApart {
+		f = failures{count: f.count + 1, last: now}
+		c.failures[chain] = f
+	}
+	return f.count
 }
 
 func (c *chains) answered(chain string) {

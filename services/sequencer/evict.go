@@ -19,7 +19,7 @@ func (s *Service) evictIdle() {
 		sh.mu.Unlock()
 		for _, st := range streams {
 			st.mu.Lock()
-			if st.gone == nil && st.changed == nil && len(st.queue) == 0 && len(st.inflight) == 0 && !st.pumping && st.used.Before(before) {
+			if st.gone == nil && st.waiters == 0 && len(st.queue) == 0 && len(st.inflight) == 0 && !st.pumping && st.used.Before(before) {
 				sh.evictLocked(st)
 			}
 			st.mu.Unlock()
@@ -39,6 +39,7 @@ func (sh *shard) evictLocked(st *openStream) {
 	sh.evicted = max(sh.evicted, sh.committedTo)
 	delete(sh.streams, st.id)
 	st.gone = errNoLeader(sh.number)
+	st.notifyLocked() // who is about to wait opens it again
 	s := sh.svc
 	s.coordinates.Add(int64(-len(st.pieces) * pieceBytes))
 	st.pieces = nil

@@ -50,14 +50,23 @@ func (s *Service) Fetch(ctx context.Context, req *sequencerpb.FetchRequest) (*se
 			wait = time.NewTimer(min(time.Duration(req.GetWaitMs())*time.Millisecond, maxFetchWait))
 			defer wait.Stop()
 		}
+		st.addWaiters(1)
+		over := false
 		select {
 		case <-changed:
 		case <-wait.C:
-			return res, nil
+			over = true
 		case <-ctx.Done():
-			return nil, reason.New(reason.Code(ctx.Err()), "", "fetch: "+ctx.Err().Error())
+			err = reason.New(reason.Code(ctx.Err()), "", "fetch: "+ctx.Err().Error())
 		case <-s.running.Done():
-			return nil, errNoLeader(st.shard.number)
+			err = errNoLeader(st.shard.number)
+		}
+		st.addWaiters(-1)
+		if err != nil {
+			return nil, err
+		}
+		if over {
+			return res, nil
 		}
 	}
 }
@@ -85,7 +94,7 @@ func (st *openStream) fetch(req *sequencerpb.FetchRequest, fixed *stream.Seq) (*
 		budget -= int64(p.length)
 		res.Pieces = append(res.Pieces, p.message())
 	}
-	if len(res.GetPieces()) == 0 {
+	if len(res.GetPieces()) == 0 && req.GetWaitMs() > 0 {
 		return res, start, st.waitLocked(), nil
 	}
 	return res, start, nil, nil

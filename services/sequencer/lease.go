@@ -86,11 +86,15 @@ func (s *Service) keepLease(ctx context.Context, held func()) error {
 	l := s.lease
 	version := catalog.Absent
 	for renewals := uint64(1); ; renewals++ {
-		next := l.ttl / 3
 		sent := l.now()
-		v, err := s.index.PutLife(ctx, s.lifeRecord(indexpb.LifeState_LIFE_STATE_LIVE, renewals), version)
+		// A call that hangs must leave time for another one.
+		call, cancel := context.WithTimeout(ctx, l.ttl/3)
+		v, err := s.index.PutLife(call, s.lifeRecord(indexpb.LifeState_LIFE_STATE_LIVE, renewals), version)
+		cancel()
+		next := min(jittered(retryMost), l.ttl/10)
 		switch {
 		case err == nil:
+			next = max(0, l.ttl/3-l.now().Sub(sent))
 			version = v
 			l.renewed(sent)
 			s.metrics.leaseRenewed(ctx)
@@ -131,18 +135,24 @@ type watchedLife struct {
 	since    time.Time // when renewals was first seen
 }
 
-// lives returns the lives that may hold shards, after declaring those dead
-// that did not renew for their lease + margin, or all others if they are known
-// to be dead.
-func (s *Service) lives(ctx context.Context) (map[string]bool, error) {
-	live := map[string]bool{}
+// census is which lives there are, by id.
+type census struct {
+	live map[string]string // that may hold shards: the id of the node
+	over map[string]bool
+}
+
+// lives counts the lives, after declaring those dead that did not renew for
+// their lease + margin, or all others if they are known to be dead.
+func (s *Service) lives(ctx context.Context) (census, error) {
+	c := census{live: map[string]string{}, over: map[string]bool{}}
 	seen := map[string]watchedLife{}
 	err := s.index.EachLife(ctx, func(l *indexpb.Life, version int64) error {
 		if l.GetState() != indexpb.LifeState_LIFE_STATE_LIVE {
+			c.over[l.GetLifeId()] = true
 			return nil
 		}
 		if l.GetLifeId() == s.lease.life.String() {
-			live[l.GetLifeId()] = true
+			c.live[l.GetLifeId()] = l.GetNodeId()
 			return nil
 		}
 		w, ok := s.watched[l.GetLifeId()]
@@ -152,21 +162,46 @@ func (s *Service) lives(ctx context.Context) (map[string]bool, error) {
 		ttl := time.Duration(l.GetTtlMs()) * time.Millisecond
 		if !s.cfg.FormerLivesDead && s.now().Sub(w.since) < ttl+s.lease.margin {
 			seen[l.GetLifeId()] = w
-			live[l.GetLifeId()] = true
+			c.live[l.GetLifeId()] = l.GetNodeId()
 			return nil
 		}
 		l.State = indexpb.LifeState_LIFE_STATE_DEAD
 		if _, err := s.index.PutLife(ctx, l, version); err != nil {
 			if catalog.IsConflict(err) || catalog.IsRuleBroken(err) {
 				// It renewed after all, or another was faster; look again next time.
-				live[l.GetLifeId()] = true
+				c.live[l.GetLifeId()] = l.GetNodeId()
 				return nil
 			}
 			return err
 		}
+		c.over[l.GetLifeId()] = true
 		s.log.InfoContext(ctx, "declared a life dead", "life", l.GetLifeId(), "node", l.GetNodeId())
 		return nil
 	})
-	s.watched = seen
-	return live, err
+	if err == nil {
+		s.watched = seen
+	}
+	return c, err
+}
+
+// gone reports whether the holder of a shard can hold it no more. A life that the
+// census did not see may be a newcomer, or the census an old read: it is made
+// DEAD where there is no row, which fails if there is one.
+func (s *Service) gone(ctx context.Context, c *census, holder string) (bool, error) {
+	if _, live := c.live[holder]; live {
+		return false, nil
+	}
+	if holder == "" || c.over[holder] {
+		return true, nil
+	}
+	_, err := s.index.PutLife(ctx, &indexpb.Life{LifeId: holder, State: indexpb.LifeState_LIFE_STATE_DEAD}, catalog.Absent)
+	switch {
+	case err == nil:
+		c.over[holder] = true
+		return true, nil
+	case catalog.IsConflict(err) || catalog.IsRuleBroken(err):
+		c.live[holder] = "" // the next census sees it
+		return false, nil
+	}
+	return false, err
 }

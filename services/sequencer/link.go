@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/reason"
@@ -41,9 +42,16 @@ type outgoing struct {
 	size  int64
 }
 
-// openLink opens a link to the chain and waits for the first credit.
-func openLink(ctx context.Context, w chainwriterpb.ChainWriterServiceClient, chain stream.ChainID, life stream.LifeID) (*link, error) {
+// linkPatience is how long a chain-writer may take to open a link.
+const linkPatience = 5 * time.Second
+
+// openLink opens a link to the chain and waits for the first credit, until
+// opening ends. The link itself lasts as long as ctx.
+func openLink(ctx, opening context.Context, w chainwriterpb.ChainWriterServiceClient, chain stream.ChainID, life stream.LifeID) (*link, error) {
 	ctx, cancel := context.WithCancel(ctx)
+	opening, opened := context.WithTimeout(opening, linkPatience)
+	defer opened()
+	keep := context.AfterFunc(opening, cancel)
 	fail := func(err error) (*link, error) {
 		cancel()
 		return nil, fmt.Errorf("open chain %s for writing: %w", chain, err)
@@ -62,6 +70,9 @@ func openLink(ctx context.Context, w chainwriterpb.ChainWriterServiceClient, cha
 	first, err := str.Recv()
 	if err != nil {
 		return fail(err)
+	}
+	if !keep() {
+		return fail(context.Cause(opening))
 	}
 	l := &link{chain: chain, writer: w, stream: str, cancel: cancel, credit: int64(first.GetCreditBytes()), sent: map[entryKey]int64{}}
 	l.wake = sync.NewCond(&l.mu)

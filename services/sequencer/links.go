@@ -93,7 +93,7 @@ func (ls *links) open(ctx context.Context) (*link, error) {
 			continue
 		}
 		// The link lives as long as the service, not as long as the caller.
-		l, err := openLink(s.running, w, chain, s.lease.life)
+		l, err := openLink(s.running, ctx, w, chain, s.lease.life)
 		if err != nil {
 			last = err
 			continue

@@ -47,13 +47,18 @@ func (s *Service) reserve(ctx context.Context, r *request) error {
 }
 
 // limitPool withholds the part of the pool that the chain-writer does not
-// grant; one maximal append always fits.
+// grant; one maximal append always fits. It does not wait: what is withheld may be
+// in the hands of appends that only the caller's link can answer.
 func (s *Service) limitPool(credit int64) {
 	const smallest = 4 << 20
-	want := max(0, s.cfg.PoolBytes-max(credit, smallest))
+	s.toWithhold.Store(max(0, s.cfg.PoolBytes-max(credit, smallest)))
+	s.work.Go(s.adjustPool)
+}
+
+func (s *Service) adjustPool() {
 	s.poolMu.Lock()
 	defer s.poolMu.Unlock()
-	have := s.withheld.Load()
+	have, want := s.withheld.Load(), s.toWithhold.Load()
 	switch {
 	case want < have:
 		s.pool.Release(have - want)

@@ -159,6 +159,9 @@ func (r *recovery) claim(ctx context.Context) error {
 	held := r.shard.held
 	r.shard.mu.Unlock()
 	own := cur.GetHolderLife() == r.svc.lease.life.String()
+	if held && !own && stream.Epoch(cur.GetEpoch()) < r.shard.ownEpoch() {
+		return errors.New("the shard's record is an old read")
+	}
 	if held && !own || !held && !own && !r.svc.mayTake(cur) {
 		r.record = cur
 		return errLost
@@ -292,6 +295,9 @@ func (r *recovery) serve(ctx context.Context) error {
 		cur, v, gerr := r.svc.index.GetShard(ctx, r.shard.number)
 		if gerr != nil {
 			return gerr
+		}
+		if cur.GetEpoch() < r.record.GetEpoch() {
+			return err // an old read
 		}
 		if cur.GetEpoch() != r.record.GetEpoch() || cur.GetHolderLife() != r.record.GetHolderLife() {
 			r.record = cur

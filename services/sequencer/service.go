@@ -39,6 +39,9 @@ type Service struct {
 
 	lease   *lease
 	watched map[string]watchedLife // by lives only
+	// vacant is since when shards that fall to others are seen without a holder;
+	// placement's only.
+	vacant map[stream.Shard]time.Time
 	// takeable maps a shard to the holder that placement found gone.
 	takeable sync.Map // stream.Shard -> string
 	shards   []*shard // set once by Run, before opened is closed
@@ -48,8 +51,10 @@ type Service struct {
 	window   *tailWindow
 
 	pool     *semaphore.Weighted // bytes of appends under way
-	poolMu   sync.Mutex          // serialises limitPool
+	poolMu   sync.Mutex          // serialises adjustPool
 	withheld atomic.Int64        // of the pool, because the chain-writer grants less
+	// toWithhold is what withheld is to become.
+	toWithhold atomic.Int64
 	// coordinates is what the pieces of open streams take, in bytes.
 	coordinates atomic.Int64
 	sessions    atomic.Int64
@@ -90,7 +95,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		nodes:   &knownNodes{registry: deps.Registry, last: map[discovery.Service][]discovery.Node{}},
 		metrics: m, lease: newLease(cfg.LeaseTTL, cfg.FormerLivesDead, deps.Now), watched: map[string]watchedLife{}, opened: make(chan struct{}),
 		window: &tailWindow{limit: cfg.TailWindowBytes}, pool: semaphore.NewWeighted(cfg.PoolBytes),
-		said: map[string]time.Time{},
+		said: map[string]time.Time{}, vacant: map[stream.Shard]time.Time{},
 	}
 	s.links, s.chains = newLinks(s), newChains(s)
 	// Both contexts exist before Run, so that an early request waits, not panics.
@@ -207,9 +212,12 @@ func (s *Service) openConstellation(ctx context.Context) (*indexpb.Constellation
 // failure.
 func (s *Service) place(ctx context.Context) {
 	pause, said := retryLeast, ""
+	// Until ctx ends: a stop must not wait for a recovery that storage holds up.
+	var taking sync.WaitGroup
+	defer taking.Wait()
 	for {
 		next := s.lease.ttl / 3
-		if err := s.placeOnce(ctx); err == nil {
+		if err := s.placeOnce(ctx, &taking); err == nil {
 			pause, said = retryLeast, ""
 		} else if ctx.Err() == nil {
 			next = min(next, jittered(pause))
@@ -228,33 +236,48 @@ func (s *Service) place(ctx context.Context) {
 	}
 }
 
-func (s *Service) placeOnce(ctx context.Context) error {
-	live, err := s.lives(ctx)
-	if err != nil {
-		return fmt.Errorf("list lives: %w", err)
-	}
-	nodes, err := s.nodes.of(ctx, discovery.Sequencer)
-	if err != nil {
-		return fmt.Errorf("list sequencers: %w", err)
-	}
+// placeOnce starts to take what falls to this life. Shards are listed before
+// lives: who holds a shard in the list was there before the census.
+func (s *Service) placeOnce(ctx context.Context, taking *sync.WaitGroup) error {
 	records, err := s.index.ListShards(ctx)
 	if err != nil {
 		return fmt.Errorf("list shards: %w", err)
 	}
+	lives, err := s.lives(ctx)
+	if err != nil {
+		return fmt.Errorf("list lives: %w", err)
+	}
+	nodes := s.placeable(ctx, &lives)
 	var vacant []*shard
 	for _, sh := range s.shards {
 		record := records[sh.number]
 		sh.mu.Lock()
-		held := sh.held
+		held, busy, lost := sh.held, sh.taking, sh.held && record.GetEpoch() > sh.record.GetEpoch()
+		epoch := sh.epoch
 		if !held {
 			sh.record = record
 		}
 		sh.mu.Unlock()
+		if lost {
+			s.fenced(sh, epoch)
+		}
+		if held || busy {
+			continue
+		}
 		// A shard that this life let go because of an old read is still its own:
 		// nobody else would take it.
-		own := record.GetHolderLife() == s.lease.life.String()
-		if held || !own && (live[record.GetHolderLife()] || s.preferred(nodes, sh.number) != s.cfg.NodeID) {
-			continue
+		if record.GetHolderLife() != s.lease.life.String() {
+			gone, err := s.gone(ctx, &lives, record.GetHolderLife())
+			if err != nil {
+				return fmt.Errorf("end life %s: %w", record.GetHolderLife(), err)
+			}
+			if !gone {
+				delete(s.vacant, sh.number)
+				continue
+			}
+			if !s.falls(nodes, sh.number) {
+				continue
+			}
 		}
 		s.takeable.Store(sh.number, record.GetHolderLife())
 		vacant = append(vacant, sh)
@@ -266,34 +289,58 @@ func (s *Service) placeOnce(ctx context.Context) error {
 			return err
 		}
 	}
-	var taken sync.WaitGroup
 	for _, sh := range vacant {
-		// Until ctx ends: a stop must not wait for a recovery that storage holds up.
-		taken.Go(func() { s.recover(ctx, sh) })
+		sh.setTaking(true)
+		// One that cannot recover must not keep the others, nor the next look.
+		taking.Go(func() {
+			s.recover(ctx, sh)
+			sh.setTaking(false)
+			s.reportReady()
+		})
 	}
-	taken.Wait()
 	s.reportReady()
 	return nil
 }
 
-// preferred returns the node id that a shard falls to; this node counts even
-// while discovery does not show it.
-func (s *Service) preferred(nodes []discovery.Node, n stream.Shard) string {
-	key := fmt.Sprint(n)
-	best, score := s.cfg.NodeID, rendezvous(key, s.cfg.NodeID)
-	for _, node := range nodes {
-		id := node.Meta["node"]
-		if id == "" {
-			id = node.ID
-		}
-		if node.Meta["draining"] != "" || id == s.cfg.NodeID {
-			continue
-		}
-		if v := rendezvous(key, id); v > score {
-			best, score = id, v
+// placeable returns the ids of the nodes that shards fall to: those that live,
+// which is what leases say, less those that discovery shows as draining.
+func (s *Service) placeable(ctx context.Context, lives *census) map[string]bool {
+	ids := map[string]bool{}
+	for _, id := range lives.live {
+		ids[id] = true
+	}
+	nodes, err := s.nodes.of(ctx, discovery.Sequencer)
+	if err != nil {
+		s.log.DebugContext(ctx, "who is draining is not known", "err", err)
+	}
+	for _, n := range nodes {
+		if n.Meta["draining"] != "" {
+			delete(ids, n.ID)
 		}
 	}
-	return best
+	return ids
+}
+
+// vacantLeases is for how many leases a vacant shard waits for the node that it
+// falls to; a node may live and yet reach no chain-writer.
+const vacantLeases = 2
+
+// falls reports whether a vacant shard falls to this node.
+func (s *Service) falls(nodes map[string]bool, n stream.Shard) bool {
+	key := fmt.Sprint(n)
+	own, mine := rendezvous(key, s.cfg.NodeID), true
+	for id := range nodes {
+		mine = mine && (id == s.cfg.NodeID || rendezvous(key, id) < own)
+	}
+	if mine {
+		delete(s.vacant, n)
+		return true
+	}
+	since, ok := s.vacant[n]
+	if !ok {
+		s.vacant[n] = s.now()
+	}
+	return ok && s.now().Sub(since) > vacantLeases*s.lease.ttl
 }
 
 // mayTake reports whether placement found the record's holder gone.
@@ -306,7 +353,7 @@ func (s *Service) reportReady() {
 	waiting := 0
 	for _, sh := range s.shards {
 		sh.mu.Lock()
-		if sh.held && !sh.serving.Load() {
+		if sh.taking || sh.held && !sh.serving.Load() {
 			waiting++
 		}
 		sh.mu.Unlock()

@@ -26,6 +26,7 @@ type shard struct {
 	mu         sync.Mutex
 	held       bool // this life is the holder in the metastore, serving or recovering
 	recovering bool // a recovery runs
+	taking     bool // placement recovers it
 	epoch      stream.Epoch
 	record     *indexpb.Shard // as last written by this life, or last seen
 	version    int64
@@ -156,6 +157,19 @@ func (sh *shard) notLeaderLocked() error {
 
 func errNoLeader(n stream.Shard) error {
 	return reason.New(codes.Unavailable, reason.NoLeader, "shard "+reason.Text(n)+" has no leader yet")
+}
+
+// ownEpoch is the highest epoch that this life wrote into the shard's record.
+func (sh *shard) ownEpoch() stream.Epoch {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	return max(sh.epoch, stream.Epoch(sh.record.GetEpoch()))
+}
+
+func (sh *shard) setTaking(is bool) {
+	sh.mu.Lock()
+	sh.taking = is
+	sh.mu.Unlock()
 }
 
 // signalLocked wakes those who wait for the shard to change.

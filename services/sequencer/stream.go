@@ -55,7 +55,8 @@ type openStream struct {
 	deleted bool
 	pieces  []piece
 	stored  uint64        // bytes of pieces
-	changed chan struct{} // closed and replaced when the committed state changes; nil: nobody waits
+	changed chan struct{} // closed when the committed state changes; nil: nobody asked
+	waiters int           // who wait for changed now
 	used    time.Time
 }
 
@@ -219,6 +220,13 @@ func (st *openStream) notifyLocked() {
 		close(st.changed)
 		st.changed = nil
 	}
+}
+
+// addWaiters counts who wait; a stream with waiters stays in memory.
+func (st *openStream) addWaiters(n int) {
+	st.mu.Lock()
+	st.waiters += n
+	st.mu.Unlock()
 }
 
 // waitLocked returns a channel that is closed at the next change.

@@ -2,8 +2,9 @@ package sequencer
 
 import "sync"
 
-// workGroup owns the goroutines of a service. After Wait has begun, work is
-// done by its caller: it finds the service stopped and ends soon.
+// workGroup owns the goroutines of a service. What is started after Wait has
+// begun is not waited for: it finds the service stopped and ends at once. It is
+// never run by its caller, who may hold locks that it takes.
 type workGroup struct {
 	mu     sync.Mutex
 	closed bool
@@ -15,7 +16,7 @@ func (w *workGroup) Go(f func()) {
 	w.mu.Lock()
 	if w.closed {
 		w.mu.Unlock()
-		f()
+		go f()
 		return
 	}
 	w.group.Add(1)
