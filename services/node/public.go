@@ -118,7 +118,7 @@ func (p *Public) Endpoint(proc *Process) (*rpc.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rpc.NewServer(rpc.ServerConfig{Options: options(proc), Listen: p.Listen, TLS: secure})
+	return rpc.NewServer(rpc.ServerConfig{Options: outwardOptions(proc), Listen: p.Listen, TLS: secure})
 }
 
 // JSON is the HTTP listener of the public API.
@@ -139,7 +139,7 @@ func (p *Public) OpenHTTP(proc *Process, g *Group, gateway Part, handler func(gr
 	if err != nil {
 		return nil, err
 	}
-	inproc := rpc.NewInproc(options(proc))
+	inproc := rpc.NewInproc(outwardOptions(proc))
 	endpoint, err := inproc.Server("gateway")
 	if err != nil {
 		return nil, err

@@ -101,12 +101,11 @@ func class(err error) string {
 func (s *Store) begin(ctx context.Context, op metastore.Op, partition, path string) (context.Context, func(error)) {
 	span := trace.SpanFromContext(context.Background()) // records nothing
 	if trace.SpanContextFromContext(ctx).IsSampled() {
-		//nolint:spancheck // the returned function ends it
 		ctx, span = s.tracer.Start(ctx, "metastore."+string(op), trace.WithSpanKind(trace.SpanKindClient),
 			trace.WithAttributes(partitionKey.String(partition), pathKey.String(path)))
 	}
 	start := time.Now()
-	return ctx, func(err error) { //nolint:spancheck // as above
+	return ctx, func(err error) {
 		s.ops[op].duration.Record(ctx, time.Since(start).Seconds())
 		if err != nil {
 			c := classKey.String(class(err))
