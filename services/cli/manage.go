@@ -439,7 +439,7 @@ func (a *app) trimCommand() *cobra.Command {
 }
 
 func (a *app) fenceCommand() *cobra.Command {
-	return &cobra.Command{Use: "fence BUCKET/STREAM TOKEN", Short: `set the fencing token; "" clears it`, Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
+	return &cobra.Command{Use: "fence BUCKET/STREAM TOKEN", Short: `set the fencing token, which appends that name one must name; "" clears it`, Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, args []string) error {
 		bucket, name, err := streamName(args[0])
 		if err != nil {
 			return err

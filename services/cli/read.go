@@ -36,7 +36,7 @@ func (a *app) readCommand() *cobra.Command {
 	f.StringVar(&o.fromTime, "from-time", "", "start at the first record at or after this time: RFC 3339, milliseconds, or how long ago (5m)")
 	f.StringVar(&o.tail, "tail", "", "start this many records before the tail")
 	f.Uint64Var(&o.count, "count", 0, "at most this many records")
-	f.Uint64Var(&o.bytes, "bytes", 0, "at most this many bytes of headers and bodies")
+	f.Uint64Var(&o.bytes, "bytes", 0, "at most this many bytes of headers and bodies, but always one record; 0 reads none")
 	f.StringVar(&o.until, "until", "", "stop before the first record at or after this time")
 	f.BoolVar(&o.follow, "follow", false, "go on with records as they come")
 	f.StringVar(&o.format, "format", "lines", "lines (each record and a LF), json, or raw (records without anything between)")
@@ -92,6 +92,9 @@ func (a *app) readStream(cmd *cobra.Command, o readFlags, target string) error {
 	bucket, name, err := streamName(target)
 	if err != nil {
 		return err
+	}
+	if a.output == "json" && !cmd.Flags().Changed("format") {
+		o.format = "json"
 	}
 	f, err := parseFormat(o.format)
 	if err != nil {

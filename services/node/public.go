@@ -31,7 +31,7 @@ type Public struct {
 // Flags declares the settings.
 func (p *Public) Flags(f *config.Flags) {
 	f.String(&p.Listen, "listen", "127.0.0.1:7780", "address of the public gRPC listener, with reflection and health")
-	f.String(&p.HTTPListen, "http-listen", "127.0.0.1:7781", "address of the public HTTP listener, JSON and SSE; empty: none")
+	f.String(&p.HTTPListen, "http-listen", "127.0.0.1:7781", "address of the public HTTP listener, JSON; empty: none")
 	f.String(&p.Auth, "auth", "", "off or tokens; empty: off, where every public listener is on loopback, else it must be said")
 	f.String(&p.Cert, "tls-cert", "", "PEM file of the certificate of the public listeners; empty: no TLS")
 	f.String(&p.Key, "tls-key", "", "PEM file of the key of --tls-cert")

@@ -142,7 +142,7 @@ func TestUpRestartDown(t *testing.T) {
 	first := l.pids(t)
 	for name, key := range map[string]string{
 		"sequencer-3": "NOVA_SEQUENCER_3_GRPC", "chain-writer-2": "NOVA_CHAIN_WRITER_2_METRICS", "gateway-1": "NOVA_ADDR",
-		"consul": "NOVA_CONSUL", "oxia": "NOVA_OXIA",
+		"consul": "CONSUL_HTTP_ADDR", "oxia": "OXIA_ADDR",
 	} {
 		if address := l.endpoint(t, key); first[name] == 0 || !listens(address) {
 			t.Fatalf("%s, pid %d, does not listen at %s=%q", name, first[name], key, address)
@@ -161,7 +161,7 @@ func TestUpRestartDown(t *testing.T) {
 	if l.endpoint(t, "NOVA_READER_1_GRPC") != address || !listens(address) {
 		t.Fatalf("the reader does not listen at %s again", address)
 	}
-	l.says(t, "stopped 1 processes", 0, "down", "cache-2")
+	l.says(t, "stopped 1 process", 0, "down", "cache-2")
 	l.says(t, "1 processes started, 15 were running", 0, "up")
 	last := l.pids(t)
 	for name, pid := range first {
@@ -202,7 +202,7 @@ func TestUpNamesWhatFails(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	port, err := net.Listen("tcp", l.endpoint(t, "NOVA_OXIA"))
+	port, err := net.Listen("tcp", l.endpoint(t, "OXIA_ADDR"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestDownAfterAHalfUp(t *testing.T) {
 	}
 	_ = up.Wait()
 	left := l.pids(t)
-	l.says(t, fmt.Sprintf("stopped %d processes", len(left)), 0, "down")
+	l.says(t, fmt.Sprintf("stopped %d process", len(left)), 0, "down")
 	for _, pid := range left {
 		gone(t, pid)
 	}
