@@ -40,7 +40,7 @@ func TestUsageErrors(t *testing.T) {
 func TestSettingsComeFromFlagsEnvironmentAndFile(t *testing.T) {
 	w := begin(t)
 	w.Store("tests", "log", "0", "1", "2", "3")
-	conf := file(t, "nova.yaml", "count: 1\noutput: json\ntoken: 0123\nprefix: [lo]\n")
+	conf := file(t, "nova.yaml", "count: 1\noutput: json\nformat: lines\ntoken: 0123\nprefix: [lo]\n")
 	w.environ = append(w.environ, "NOVA_CONFIG="+conf, "NOVA_UNKNOWN=x")
 	if got := w.must(t, "", "read", "tests/log"); got != "0\n" || w.Authorization != "Bearer 0123" {
 		t.Errorf("file: %q, %q", got, w.Authorization)

@@ -116,3 +116,14 @@ func TestClosedOutputEndsQuietly(t *testing.T) {
 		}
 	}
 }
+
+// -o json is about the records, too, unless --format says how they are wanted.
+func TestReadAsJSON(t *testing.T) {
+	w := begin(t)
+	w.Store("tests", "log", "hello")
+	for args, want := range map[string]string{"read tests/log -o json": `{"seq":0,`, "tail tests/log -o json": `{"seq":0,`, "read tests/log -o json --format lines": "hello\n"} {
+		if got := w.must(t, "", strings.Fields(args)...); !strings.HasPrefix(got, want) {
+			t.Errorf("nova %s: %q", args, got)
+		}
+	}
+}

@@ -74,5 +74,3 @@ func eventually(t *testing.T, what string, f func() bool) {
 		}
 	}
 }
-
-func ptr[T any](v T) *T { return &v }
