@@ -10,17 +10,18 @@ import (
 	"github.com/nova-stream/nova/libs/discovery/consul"
 	"github.com/nova-stream/nova/libs/discovery/consul/consultest"
 	"github.com/nova-stream/nova/libs/rpc"
-	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
 
-// everyName means a stream of shard 1.
+// everyName means one stream, of shard 1.
 type everyName struct {
 	indexpb.UnimplementedIndexServiceServer
+
+	id string
 }
 
-func (everyName) ResolveStream(context.Context, *indexpb.ResolveStreamRequest) (*indexpb.ResolveStreamResponse, error) {
-	return &indexpb.ResolveStreamResponse{Stream: &indexpb.StreamDescriptor{StreamId: stream.NewID().String(), Shard: 1}}, nil
+func (e everyName) ResolveStream(context.Context, *indexpb.ResolveStreamRequest) (*indexpb.ResolveStreamResponse, error) {
+	return &indexpb.ResolveStreamResponse{Stream: &indexpb.StreamDescriptor{StreamId: e.id, Shard: 1}}, nil
 }
 
 // With --consul records need no --addr, and what is missing is named.
@@ -42,7 +43,7 @@ func TestConsulGoesToTheServices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	indexpb.RegisterIndexServiceServer(srv, everyName{})
+	indexpb.RegisterIndexServiceServer(srv, everyName{id: w.Create("tests", "log")})
 	srv.Start()
 	defer srv.Stop(context.Background())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
