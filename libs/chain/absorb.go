@@ -190,7 +190,10 @@ func (w *window) readFooters(ctx context.Context, from, to stream.Slot) ([]bundl
 	for i := range footers {
 		group.Go(func() error {
 			_, err := w.again(gctx, func() (err error) {
-				footers[i], held[i], err = readFooter(gctx, w.reg, w.chain, from+stream.Slot(i))
+				slot := from + stream.Slot(i)
+				if footers[i], held[i], err = readFooter(gctx, w.reg, w.chain, slot); isDamage(err) {
+					footers[i], held[i], err = w.rebuild(gctx, w.chain, slot, err)
+				}
 				return err
 			})
 			return err

@@ -120,29 +120,6 @@ func TestGapsAndDuplicatesAreAnAlarm(t *testing.T) {
 	}
 }
 
-// Case C21, for footers: a flipped bit and a cut object are errors.
-func TestDamagedSlotsAreErrors(t *testing.T) {
-	for name, damage := range map[string]func([]byte) []byte{
-		"flipped bit": func(b []byte) []byte { b[len(b)-40] ^= 4; return b },
-		"cut":         func(b []byte) []byte { return b[:len(b)-1] },
-		"cut to half": func(b []byte) []byte { return b[:len(b)/2] },
-		"empty":       func([]byte) []byte { return nil },
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			w.store(0, 1)
-			body := damage(w.builder(w.entry(0, 1, 1)).Finish(1))
-			if _, err := w.objects.PutIfAbsent(t.Context(), chain.SlotKey(w.chain, 1), body); err != nil {
-				t.Fatal(err)
-			}
-			p := w.process()
-			if to, err := p.Absorb(p.ctx, w.chain); to != 0 || !errors.Is(err, bundle.ErrCorrupt) && !errors.Is(err, chain.ErrForeign) {
-				t.Errorf("absorbed to %d, %v", to, err)
-			}
-		})
-	}
-}
-
 // A claim is finished by whoever comes, though more was committed since.
 func TestClaimIsFinishedNotReplaced(t *testing.T) {
 	w := newWorld(t)

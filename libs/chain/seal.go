@@ -124,7 +124,9 @@ func (s *Store) bundles(ctx context.Context, c stream.ChainID, from stream.Slot)
 
 func (s *Store) identify(ctx context.Context, c stream.ChainID, slot stream.Slot) (what content, err error) {
 	_, err = s.again(ctx, func() (err error) {
-		what, err = identify(ctx, s.reg, c, slot)
+		if what, err = identify(ctx, s.reg, c, slot); isDamage(err) {
+			_, what, err = s.rebuild(ctx, c, slot, err)
+		}
 		return err
 	})
 	return what, err

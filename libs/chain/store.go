@@ -51,6 +51,8 @@ type Store struct {
 	objects objectstore.Store // of directories
 	index   Index
 	readers *otter.Cache[string, *openDirectory]
+
+	rebuilding chan struct{} // holds a token while a damaged slot is in memory
 }
 
 // New returns the chains kept in an object store and an index. It fails with
@@ -79,6 +81,7 @@ func New(cfg Config, objects objectstore.Store, index Index) (*Store, error) {
 	}
 	return &Store{
 		cfg: cfg, reg: NewRegister(objects, cfg.CallTimeout), objects: objects, index: index,
+		rebuilding: make(chan struct{}, 1),
 		readers: otter.Must(&otter.Options[string, *openDirectory]{
 			MaximumWeight: directoryBytes,
 			Weigher:       func(_ string, d *openDirectory) uint32 { return d.weight },
