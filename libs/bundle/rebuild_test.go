@@ -93,6 +93,7 @@ func TestRebuildOfZeros(t *testing.T) {
 // follows is neither the next nor the footer.
 func TestRebuildNeverLeavesAnEntryOut(t *testing.T) {
 	whole, f, end := rebuilt(t)
+	rows := 0 // bytes of the footer's rows before i
 	for i, e := range f.Entries {
 		b := bytes.Clone(whole)
 		b[e.Offset+1] ^= 0x80
@@ -108,6 +109,11 @@ func TestRebuildNeverLeavesAnEntryOut(t *testing.T) {
 		if sure(t, b, f) {
 			t.Errorf("entries from %d on are cut out: rebuilt", i)
 		}
+		// And the footer is cut off where it speaks of one that is not there.
+		if b = b[:int(e.Offset)+rows+10]; sure(t, b, f) {
+			t.Errorf("entries from %d on, and what the footer says after it, are cut out: rebuilt", i)
+		}
+		rows += footerEntry + len(e.Header)
 	}
 }
 

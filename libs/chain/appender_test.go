@@ -3,6 +3,7 @@ package chain_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -56,8 +57,17 @@ func TestConflictIsTriedAgainInTheSameSlot(t *testing.T) {
 			p := w.process()
 			p.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Prefix: "chain/", Nth: 1, Times: 3, Do: do})
 			wantOutcomes(t, w.fly(w.appender(p, chain.AppenderConfig{}), 0, 2), nil, nil)
-			if got := w.keys("chain/"); len(got) != 2 {
-				t.Errorf("slots: %v, want two", got)
+			if got, want := w.keys("chain/"), []string{chain.SlotKey(w.chain, 0), chain.SlotKey(w.chain, 1)}; !slices.Equal(got, want) {
+				t.Errorf("slots: %v, want %v", got, want)
+			}
+			// And each flight is in its own: a slot holds the entry launched into it.
+			if _, err := p.Seal(p.ctx, w.chain, stream.NewLifeID()); err != nil {
+				t.Fatal(err)
+			}
+			for i, l := range w.verify()[w.streams[0]] {
+				if l.At.Slot != stream.Slot(i) || l.EntryNo != stream.EntryNo(i) {
+					t.Errorf("entry %d is in slot %d", l.EntryNo, l.At.Slot)
+				}
 			}
 		})
 	}

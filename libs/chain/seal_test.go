@@ -2,6 +2,7 @@ package chain_test
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 
@@ -67,21 +68,27 @@ func TestSealStartsAtAbsorbedTo(t *testing.T) {
 }
 
 // After a lost compare-and-set the old candidate proves nothing: here it is a
-// SEAL in a slot that was absorbed and reclaimed while the sealer walked.
+// SEAL in a slot that was written, absorbed and reclaimed after the sealer found
+// it empty.
 func TestSealerWalksAgainAfterALostCAS(t *testing.T) {
 	w := newWorld(t)
 	w.store(0, 3)
 	p, other := w.process(), w.process()
-	p.objects.Script(fault.Rule{Op: fault.Read, Prefix: "chain/", Nth: 1, Hook: func(ctx context.Context, _ fault.Op, _ string) error {
+	old := chain.SlotKey(w.chain, 3)
+	seal := p.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Prefix: old, Nth: 1, Hook: func(ctx context.Context, _ fault.Op, _ string) error {
+		w.store(3, 1)
 		_, err := other.Absorb(ctx, w.chain)
-		w.delete(0, 1, 2)
+		w.delete(0, 1, 2, 3)
 		return err
 	}})
 	cut, err := p.Seal(p.ctx, w.chain, stream.NewLifeID())
-	if err != nil || cut != 3 {
-		t.Fatalf("cut %d, %v, want 3: slots 0..2 were committed", cut, err)
+	if err != nil || cut != 4 {
+		t.Fatalf("cut %d, %v, want 4: slots 0..3 were committed", cut, err)
 	}
-	if r := w.record(); r.GetCut() != 3 || r.GetAbsorbedTo() != 3 {
+	if got, want := w.keys("chain/"), []string{old, chain.SlotKey(w.chain, 4)}; seal.Acted() != 1 || !slices.Equal(got, want) {
+		t.Errorf("objects %v, want the SEALs %v", got, want)
+	}
+	if r := w.record(); r.GetCut() != 4 || r.GetAbsorbedTo() != 4 {
 		t.Errorf("record: %v", r)
 	}
 }

@@ -79,6 +79,9 @@ func TestDuplicateJoinsThePendingOne(t *testing.T) {
 	c := newCluster(t)
 	n := c.start(Config{HedgeAfter: -1})
 	hold := make(chan struct{})
+	release := sync.OnceFunc(func() { close(hold) })
+	// Before the cluster stops, which waits for the PUT: a failure must not hang.
+	t.Cleanup(release)
 	n.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Prefix: "chain/", Hook: func(context.Context, fault.Op, string) error {
 		<-hold
 		return nil
@@ -95,7 +98,7 @@ func TestDuplicateJoinsThePendingOne(t *testing.T) {
 		st := w.shards[0]
 		return st != nil && len(st.pending) == 2 && len(st.pending[0].sessions) == 2
 	})
-	close(hold)
+	release()
 	s.await(1, 0)
 	s2.await(2, 0)
 }

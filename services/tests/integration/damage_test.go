@@ -55,7 +55,7 @@ type damage struct {
 	name string
 	do   func(b []byte) []byte
 	// records: those in the file are hit. Else only what is around them, which
-	// nobody needs once the slot is absorbed.
+	// nobody needs once the slot is absorbed, and is told by the entries before.
 	records bool
 	// early: the slot is not absorbed when it happens.
 	early bool
@@ -66,6 +66,10 @@ var damages = []damage{
 	{name: "bit of the records, early", do: func(b []byte) []byte { return flipped(b, len(b)/2) }, records: true, early: true},
 	{name: "bit of the start", do: func(b []byte) []byte { return flipped(b, 9) }},
 	{name: "bit of the end", do: func(b []byte) []byte { return flipped(b, len(b)-9) }},
+	{name: "bit of the start, early", do: func(b []byte) []byte { return flipped(b, 9) }, early: true},
+	{name: "bit of the end, early", do: func(b []byte) []byte { return flipped(b, len(b)-9) }, early: true},
+	{name: "start and end, early", do: func(b []byte) []byte { return flipped(flipped(b, 30), len(b)-30) }, early: true},
+	{name: "the last bytes are gone, early", do: func(b []byte) []byte { return b[:len(b)-20] }, early: true},
 	{name: "half is gone", do: func(b []byte) []byte { return b[:len(b)/2] }, records: true},
 	{name: "all is gone", do: func([]byte) []byte { return nil }, records: true},
 	{name: "zeros", do: func(b []byte) []byte { return make([]byte, len(b)) }, records: true},
