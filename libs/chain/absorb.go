@@ -165,15 +165,18 @@ func (w *window) find(ctx context.Context) (content, error) {
 	}
 	for slot, n := w.from, stream.Slot(1); slot < limit; n *= 4 {
 		end := min(slot+n, limit)
-		footers, held, err := w.readFooters(ctx, slot, end)
+		found, err := w.readFooters(ctx, slot, end)
 		if err != nil {
 			return holdsNothing, err
 		}
-		for i, what := range held {
-			if what != holdsBundle {
-				return what, nil
+		for _, f := range found {
+			if f.damage != nil && len(w.footers) > 0 {
+				return holdsNothing, nil // the next window meets it; who needs only this one goes on
 			}
-			w.footers = append(w.footers, footers[i])
+			if f.damage != nil || f.held != holdsBundle {
+				return f.held, f.damage
+			}
+			w.footers = append(w.footers, f.Footer)
 		}
 		slot = end
 	}
@@ -183,34 +186,48 @@ func (w *window) find(ctx context.Context) (content, error) {
 // footersAtOnce is how many footers are read in parallel.
 const footersAtOnce = 16
 
-func (w *window) readFooters(ctx context.Context, from, to stream.Slot) ([]bundle.Footer, []content, error) {
-	footers, held := make([]bundle.Footer, to-from), make([]content, to-from)
+// found is what a slot was found to hold.
+type found struct {
+	bundle.Footer
+
+	held   content
+	damage error // what it holds cannot be told
+}
+
+func (w *window) readFooters(ctx context.Context, from, to stream.Slot) ([]found, error) {
+	out := make([]found, to-from)
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(footersAtOnce)
-	for i := range footers {
+	for i := range out {
+		f, slot := &out[i], from+stream.Slot(i)
 		group.Go(func() error {
 			_, err := w.again(gctx, func() (err error) {
-				slot := from + stream.Slot(i)
-				if footers[i], held[i], err = readFooter(gctx, w.reg, w.chain, slot); isDamage(err) {
-					footers[i], held[i], err = w.rebuild(gctx, w.chain, slot, err)
+				if f.Footer, f.held, err = readFooter(gctx, w.reg, w.chain, slot); isDamage(err) {
+					f.Footer, f.held, err = w.rebuild(gctx, w.chain, slot, err)
 				}
 				return err
 			})
+			if isDamage(err) || errors.Is(err, ErrForeign) {
+				f.damage, err = err, nil
+			}
 			return err
 		})
 	}
-	err := group.Wait()
-	return footers, held, err
+	return out, group.Wait()
 }
 
 // readAll reads the footers of a window that another claimed.
 func (w *window) readAll(ctx context.Context) error {
-	footers, held, err := w.readFooters(ctx, w.from, w.to)
+	found, err := w.readFooters(ctx, w.from, w.to)
 	if err != nil {
 		return err
 	}
-	for i, what := range held {
-		if what == holdsBundle {
+	for i, f := range found {
+		if f.damage != nil {
+			return f.damage
+		}
+		if f.held == holdsBundle {
+			w.footers = append(w.footers, f.Footer)
 			continue
 		}
 		// A committed slot that is gone was reclaimed, and the record read is old; or
@@ -220,6 +237,5 @@ func (w *window) readAll(ctx context.Context) error {
 		}
 		return fmt.Errorf("slot %d of the claimed window [%d, %d) holds no bundle: %w", w.from+stream.Slot(i), w.from, w.to, ErrBroken)
 	}
-	w.footers = footers
 	return nil
 }
