@@ -15,6 +15,15 @@
 //     SEAL alone says decides nothing (I4).
 //   - A claimed window is finished, not replaced, so a slot is in one directory.
 //
+// # Damaged slots
+//
+// A slot that is damaged around its entries is read from the rest of it, if that
+// proves that nothing is missing. Else work on the chain stops there: nobody can
+// tell of which streams entries are lost, and their numbers would be given again
+// (I1, I2). An object that cannot be identified is taken neither for a bundle,
+// which would make a SEAL's slot a committed one, nor for a SEAL, which would
+// lose what was acknowledged.
+//
 // # Frozen writers
 //
 // Why a writer that was frozen for any time cannot acknowledge wrongly (I4),
