@@ -169,3 +169,52 @@ func TestDamagedOnDisk(t *testing.T) {
 		})
 	}
 }
+
+// The last slot of a life that was killed, damaged beyond what can be told from
+// the rest of it: an acknowledged record is in there that nobody knows of. Until
+// the file is back its number is given to no other record, and no read ends
+// before it (I1, I2); then everything goes on, without a restart.
+func TestUnreadableLastSlot(t *testing.T) {
+	for _, d := range []damage{
+		{name: "half is gone", do: func(b []byte) []byte { return b[:len(b)/2] }},
+		{name: "all is gone", do: func([]byte) []byte { return nil }},
+		{name: "zeros", do: func(b []byte) []byte { return make([]byte, len(b)) }},
+		{name: "records and end", do: func(b []byte) []byte { return flipped(flipped(b, len(b)/3), len(b)-9) }},
+	} {
+		t.Run(d.name, func(t *testing.T) {
+			t.Parallel()
+			p := newProgram(t)
+			p.start(t)
+			c := dial(t, p.address)
+			c.create(t, "s", nil)
+			c.append(t, 0, "s", "before")
+			slot := p.slotOf(t, func() { c.append(t, 1, "s", "the last one") })
+			p.kill()
+			whole, err := os.ReadFile(slot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(slot, d.do(whole), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			p.launch(t)
+			c = clientOf(connect(t, p.address))
+			again := request("s", "another")
+			again.SetMatchSeq(1)
+			for range 2 {
+				if err := c.appendErr(within(t, 2*time.Second), again); err == nil || reason.Is(err, reason.StreamNotFound) {
+					t.Fatalf("number 1 was given again: %v", err)
+				}
+				if got, err := c.readAll(within(t, 2*time.Second), "s", 0); err == nil {
+					t.Fatalf("a read ends after %d records", len(got))
+				}
+			}
+			if err := os.WriteFile(slot, whole, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, time.Minute, func() error { return serving(t.Context(), c.conn) })
+			c.append(t, 2, "s", "after")
+			c.expect(t, "s", 0, "before", "the last one", "after")
+		})
+	}
+}

@@ -103,6 +103,15 @@ var listening = regexp.MustCompile(`grpc=(127\.0\.0\.1:\d+) http=\S+ admin=(127\
 // start starts the program and returns when its health says SERVING.
 func (p *program) start(t *testing.T) {
 	t.Helper()
+	p.launch(t)
+	conn := p.dial(t)
+	defer conn.Close()
+	eventually(t, readyLimit, func() error { return serving(t.Context(), conn) })
+}
+
+// launch starts the program and returns when it listens.
+func (p *program) launch(t *testing.T) {
+	t.Helper()
 	at := len(p.log.from(0))
 	p.cmd = p.command(p.args...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
@@ -122,9 +131,6 @@ func (p *program) start(t *testing.T) {
 		p.address, p.admin = string(m[1]), string(m[2])
 		return nil
 	})
-	conn := p.dial(t)
-	defer conn.Close()
-	eventually(t, readyLimit, func() error { return serving(t.Context(), conn) })
 }
 
 func (p *program) dial(t *testing.T) *grpc.ClientConn {
