@@ -120,8 +120,21 @@ func (s *Service) verifyAll(ctx context.Context, req *novapb.VerifyRequest, srv 
 				return err
 			}
 			for _, d := range page.GetStreams() {
-				if err := s.verifyStream(ctx, b, d.GetName(), srv); err != nil {
+				err := s.verifyStream(ctx, b, d.GetName(), srv)
+				if err != nil && ctx.Err() != nil {
 					return err
+				}
+				// One that cannot be read is a finding, not the end of the others; one
+				// that was deleted meanwhile is neither.
+				if err != nil && !reason.Is(err, reason.StreamNotFound) {
+					s.log.WarnContext(ctx, "a stream cannot be verified", "stream", d.GetStreamId(), "err", err)
+					err = srv.Send(&novapb.VerifyResponse{
+						Bucket: b, Stream: d.GetName(), StreamId: d.GetStreamId(), Done: true,
+						Findings: []*novapb.VerifyFinding{{Kind: "unreadable", Message: "it cannot be read: " + reason.Code(err).String() + " " + string(reason.Of(err))}},
+					})
+					if err != nil {
+						return err
+					}
 				}
 				after = d.GetName()
 			}

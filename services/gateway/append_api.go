@@ -151,6 +151,9 @@ func (s *Service) firstOf(srv novapb.AppendService_AppendSessionServer) (*novapb
 	}()
 	select {
 	case r := <-got:
+		if errors.Is(r.err, io.EOF) {
+			return nil, reason.WithOutcome(reason.Field("open", "must be the first message of a session; the session ended before it"), reason.NotCommitted)
+		}
 		return r.msg, r.err
 	case <-s.running.Done():
 		return nil, reason.WithOutcome(errStopping(), reason.NotCommitted)

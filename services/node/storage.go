@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	iofs "io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 
 	"github.com/nova-stream/nova/libs/config"
@@ -54,6 +56,30 @@ func (m *Metastore) open(log *slog.Logger) (metastore.Store, error) {
 		return opened[metastore.Store](oxia.Open(oxia.Config{Address: m.Oxia, Log: log}))
 	}
 	return opened[metastore.Store](bbolt.Open(bbolt.Config{Dir: filepath.Join(m.Dir, "metadata"), Log: log}))
+}
+
+// metadataFile is what a directory's metadata lie in.
+func (m *Metastore) metadataFile() string { return filepath.Join(m.Dir, "metadata", bbolt.FileName) }
+
+// CheckFresh refuses a directory that holds records whose metadata are gone: a
+// new, empty metastore over them would hide them and write beside them.
+func (m *Metastore) CheckFresh(ctx context.Context, objects objectstore.Store) error {
+	if m.Dir == "" || m.Memory {
+		return nil
+	}
+	if _, err := os.Stat(m.metadataFile()); !errors.Is(err, iofs.ErrNotExist) {
+		return nil // there, or told when it is opened
+	}
+	found, err := objects.List(ctx, "chain/", "", 1)
+	if err != nil {
+		return fmt.Errorf("look for records in --dir %s: %w", m.Dir, err)
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	return fmt.Errorf("--dir %s holds records but no metadata: put %s back from a copy; "+
+		"it will not start without, since that would begin anew and hide the records, and a restore from the records alone is not available in this version",
+		m.Dir, m.metadataFile())
 }
 
 // opened keeps a failed open from becoming an interface that is not nil.

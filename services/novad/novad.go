@@ -95,10 +95,14 @@ func (n *Node) openStorage(ctx context.Context) (err error) {
 		}
 		n.process.OnClose(lock.Close)
 	}
-	if n.meta, err = n.process.OpenMetastore(&n.cfg.Metastore, n.cfg.WrapMetastore); err != nil {
+	if n.objects, err = n.process.OpenObjects(ctx, &n.cfg.Objects, n.cfg.WrapObjects); err != nil {
 		return err
 	}
-	n.objects, err = n.process.OpenObjects(ctx, &n.cfg.Objects, n.cfg.WrapObjects)
+	// Before a new metastore is made over old objects.
+	if err := n.cfg.Metastore.CheckFresh(ctx, n.objects); err != nil {
+		return err
+	}
+	n.meta, err = n.process.OpenMetastore(&n.cfg.Metastore, n.cfg.WrapMetastore)
 	return err
 }
 

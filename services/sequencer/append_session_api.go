@@ -2,7 +2,9 @@ package sequencer
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -95,6 +97,9 @@ func (s *Service) firstOf(srv novapb.AppendService_AppendSessionServer) (*novapb
 	}()
 	select {
 	case r := <-got:
+		if errors.Is(r.err, io.EOF) {
+			return nil, reason.WithOutcome(reason.Field("open", "must be the first message of a session; the session ended before it"), reason.NotCommitted)
+		}
 		return r.msg, r.err
 	case <-s.admitting.Done():
 		return nil, errStopping()
@@ -121,6 +126,8 @@ func (s *Service) takeBatches(
 			out.err = reason.WithOutcome(invalid, reason.NotCommitted)
 		case batch == nil:
 			out.err = reason.WithOutcome(reason.Field("message", "must be a batch after open"), reason.NotCommitted)
+		case batch.GetBatchSeq() != 0 && open.GetProducerId() == "":
+			out.err = reason.WithOutcome(reason.Field("batch.batch_seq", "needs a producer_id in open"), reason.NotCommitted)
 		case failed:
 			out.err = errSessionFailed()
 		default:

@@ -331,11 +331,17 @@ func (n *numbering) join(r *request, dup head.Batch) {
 func producerRefusal(v head.Verdict, p stream.Producer, expected uint64) error {
 	switch v {
 	case head.Fenced:
-		return reason.New(codes.FailedPrecondition, reason.ProducerFenced,
-			fmt.Sprintf("producer_epoch %d was fenced by epoch %d", p.Epoch, expected), reason.KeyExpectedEpoch, reason.Text(expected))
+		// The batch may be one that was stored before the fence.
+		return reason.WithOutcome(reason.New(codes.FailedPrecondition, reason.ProducerFenced,
+			fmt.Sprintf("producer_epoch %d was fenced by epoch %d", p.Epoch, expected), reason.KeyExpectedEpoch, reason.Text(expected)), reason.Unknown)
 	case head.Gap:
-		return reason.New(codes.FailedPrecondition, reason.ProducerGap,
+		err := reason.New(codes.FailedPrecondition, reason.ProducerGap,
 			fmt.Sprintf("batch_seq %d does not follow, %d is expected", p.Batch, expected), reason.KeyExpectedBatchSeq, reason.Text(expected))
+		if p.Batch < expected {
+			// It may be stored, further back than what is remembered.
+			return reason.WithOutcome(err, reason.Unknown)
+		}
+		return err
 	case head.Full:
 		return reason.Over("producers", fmt.Sprintf("the stream remembers %d producers, the limit", head.MaxProducers), time.Hour)
 	case head.Accept, head.Duplicate:

@@ -37,7 +37,8 @@ import (
 )
 
 const (
-	fileName = "metastore.db"
+	// FileName is the database in Config.Dir.
+	FileName = "metastore.db"
 	// format is the version of the layout below.
 	format = 1
 	// versionBytes precede the value of a row: its version, big endian.
@@ -131,7 +132,7 @@ func Open(cfg Config) (*Store, error) {
 // another file in its place while we waited: then the lock is of a file that
 // nobody will ever open again, and we start over.
 func (s *Store) openLocked() (*bolt.DB, error) {
-	path := filepath.Join(s.dir, fileName)
+	path := filepath.Join(s.dir, FileName)
 	deadline := time.Now().Add(s.timeout)
 	for {
 		if err := s.makeFile(path); err != nil {
@@ -184,7 +185,7 @@ func sameFile(path string, file *os.File) bool {
 // what the process before us left behind: its ephemeral rows and the copy of a
 // heal it did not finish.
 func (s *Store) prepare(db *bolt.DB) error {
-	path := filepath.Join(s.dir, fileName)
+	path := filepath.Join(s.dir, FileName)
 	if err := os.Remove(s.copyPath()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("open metastore %s: remove unfinished copy: %w: %w", path, metastore.ErrUnavailable, err)
 	}

@@ -147,7 +147,7 @@ func (s *Store) answer(batch []*write, err error) {
 	for _, w := range batch {
 		if err != nil {
 			w.version = 0
-			w.err = metastore.Fail(w.op, w.key.Path, metastore.ErrUnavailable, fmt.Sprintf("%s: %v", filepath.Join(s.dir, fileName), err))
+			w.err = metastore.Fail(w.op, w.key.Path, metastore.ErrUnavailable, fmt.Sprintf("%s: %v", filepath.Join(s.dir, FileName), err))
 		}
 		close(w.done)
 	}
@@ -248,7 +248,7 @@ func mayHaveLostPages(err error) bool {
 	return errors.As(err, &errno) || !strings.Contains(err.Error(), "file resize error")
 }
 
-func (s *Store) copyPath() string { return filepath.Join(s.dir, fileName+".new") }
+func (s *Store) copyPath() string { return filepath.Join(s.dir, FileName+".new") }
 
 // heal copies every row to a new file and puts it in the old one's place. The
 // new file's lock is ours before it has the name, so that nobody gets between.
@@ -266,7 +266,7 @@ func (s *Store) heal() error {
 	if err := bolt.Compact(next, s.db, maxBatchBytes); err != nil {
 		return errors.Join(err, next.Close(), os.Remove(path))
 	}
-	if err := os.Rename(path, filepath.Join(s.dir, fileName)); err != nil {
+	if err := os.Rename(path, filepath.Join(s.dir, FileName)); err != nil {
 		return errors.Join(err, next.Close(), os.Remove(path))
 	}
 	s.mu.Lock()

@@ -17,7 +17,7 @@ import (
 var errCut = errors.New("the file is cut short")
 
 // unfinished matches the files that makeFile gives no name.
-const unfinished = fileName + ".init-*"
+const unfinished = FileName + ".init-*"
 
 // makeFile makes an empty database if the file is not there. It gets its name
 // when it is whole: a full disk or a crash at the first start leaves nothing that

@@ -106,7 +106,7 @@ func TestFailedFsyncRewritesTheFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, err := os.Stat(filepath.Join(dir, fileName))
+	before, err := os.Stat(filepath.Join(dir, FileName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestFailedFsyncRewritesTheFile(t *testing.T) {
 	if err := <-next; err != nil {
 		t.Fatalf("Put after the fault ended: %v", err)
 	}
-	after, err := os.Stat(filepath.Join(dir, fileName))
+	after, err := os.Stat(filepath.Join(dir, FileName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestOpenDoesNotUseAReplacedFile(t *testing.T) {
 	}()
 	lost := later(s, "row", metastore.Absent)
 	<-g.entered
-	waitUntilOpenTwice(t, filepath.Join(dir, fileName))
+	waitUntilOpenTwice(t, filepath.Join(dir, FileName))
 	g.results <- syscall.EIO
 	if err := <-lost; !errors.Is(err, metastore.ErrUnavailable) {
 		t.Fatal(err)

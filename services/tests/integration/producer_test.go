@@ -51,7 +51,7 @@ func TestResentBatchIsStoredOnce(t *testing.T) {
 			wantRefused(t, err, codes.FailedPrecondition, reason.ProducerGap)
 			wantNumber(t, err, reason.KeyExpectedBatchSeq, 5)
 			_, err = send(0, 0, "old epoch")
-			wantRefused(t, err, codes.FailedPrecondition, reason.ProducerFenced)
+			wantErr(t, err, codes.FailedPrecondition, reason.ProducerFenced)
 			wantNumber(t, err, reason.KeyExpectedEpoch, 1)
 		}
 		check()
@@ -62,7 +62,7 @@ func TestResentBatchIsStoredOnce(t *testing.T) {
 			t.Fatalf("a higher epoch: %v, %v", a, err)
 		}
 		_, err := send(1, 5, "fenced")
-		wantRefused(t, err, codes.FailedPrecondition, reason.ProducerFenced)
+		wantErr(t, err, codes.FailedPrecondition, reason.ProducerFenced)
 		wantNumber(t, err, reason.KeyExpectedEpoch, 2)
 		if tail := c.tail(t, "s").GetTail(); tail != 16 {
 			t.Fatalf("tail %d, want 16", tail)

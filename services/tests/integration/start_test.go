@@ -12,23 +12,25 @@ import (
 	"time"
 )
 
+// lines are what a program said that ended at once with code 1.
+func lines(t *testing.T, cmd *exec.Cmd) []string {
+	t.Helper()
+	var out output
+	cmd.Stdout, cmd.Stderr = &out, &out
+	timer := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
+	defer timer.Stop()
+	err := cmd.Run()
+	if code := cmd.ProcessState.ExitCode(); code != 1 {
+		t.Errorf("exit code %d, %v", code, err)
+	}
+	return strings.Split(strings.TrimSpace(string(out.from(0))), "\n")
+}
+
 // A program that cannot start says why and what to do in one line, and ends with
 // code 1 at once.
 func TestProgramCannotStart(t *testing.T) {
 	running := newProgram(t)
 	running.start(t)
-	lines := func(t *testing.T, cmd *exec.Cmd) []string {
-		t.Helper()
-		var out output
-		cmd.Stdout, cmd.Stderr = &out, &out
-		timer := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
-		defer timer.Stop()
-		err := cmd.Run()
-		if code := cmd.ProcessState.ExitCode(); code != 1 {
-			t.Errorf("exit code %d, %v", code, err)
-		}
-		return strings.Split(strings.TrimSpace(string(out.from(0))), "\n")
-	}
 	for _, c := range []struct {
 		name string
 		make func(dir string) error
@@ -91,4 +93,30 @@ func TestProgramCannotStart(t *testing.T) {
 		}
 		p.start(t) // nothing half-made is in its way
 	})
+}
+
+// Records whose metadata are gone are not hidden behind a new, empty node.
+func TestProgramRefusesRecordsWithoutMetadata(t *testing.T) {
+	p := newProgram(t)
+	p.start(t)
+	c := dial(t, p.address)
+	c.create(t, "s", nil)
+	c.append(t, 0, "s", "kept")
+	p.kill()
+	db, away := filepath.Join(p.dir, "metadata", "metastore.db"), filepath.Join(t.TempDir(), "away")
+	if err := os.Rename(db, away); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the first try leaves nothing behind that lets the second pass
+		said := lines(t, p.command())
+		if last := said[len(said)-1]; !strings.Contains(last, "holds records but no metadata") || !strings.Contains(last, db) {
+			t.Fatalf("it says %q", said)
+		}
+	}
+	if err := os.Rename(away, db); err != nil {
+		t.Fatal(err)
+	}
+	p.start(t)
+	c = dial(t, p.address)
+	c.expect(t, "s", 0, "kept")
 }
