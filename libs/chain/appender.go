@@ -13,11 +13,16 @@ import (
 	"github.com/nova-stream/nova/libs/stream"
 )
 
+// MaxLanes limits AppenderConfig.Lanes.
+const MaxLanes = 64
+
 // AppenderConfig holds an appender's settings. Zero values take the defaults.
 type AppenderConfig struct {
 	Chain  stream.ChainID
 	Writer stream.LifeID
-	// Lanes is how many flights are in the air at once, default 4.
+	// Lanes is how many flights are in the air at once, default 4, at most
+	// MaxLanes. A flight is in the air until all below it are decided, so no slot
+	// so many above an empty one was ever written: sealers rely on it.
 	Lanes int
 	// StuckAfter is how long a slot may stay undecided before the writer seals
 	// its own chain, default 30 s.
@@ -32,6 +37,7 @@ func (c AppenderConfig) withDefaults() AppenderConfig {
 	if c.Lanes == 0 {
 		c.Lanes = 4
 	}
+	c.Lanes = min(c.Lanes, MaxLanes)
 	if c.StuckAfter == 0 {
 		c.StuckAfter = 30 * time.Second
 	}

@@ -23,8 +23,10 @@ var errMoved = errors.New("the chain's record has moved on")
 //
 //  1. read the record. SEALED: its cut is the answer.
 //  2. walk from absorbed_to upwards: a bundle is committed, go on; into the first
-//     slot that is empty put a SEAL; a SEAL, own or another's, is the candidate.
-//     A crash leaves a SEAL, which the next sealer finds.
+//     slot that is empty put a SEAL, unless a bundle further above than a writer
+//     can be ahead proves that the slot was written and lost; a SEAL, own or
+//     another's, is the candidate. A crash leaves a SEAL, which the next sealer
+//     finds.
 //  3. record the candidate by compare-and-set. After a lost one, begin again: an
 //     old candidate proves nothing. A crash leaves either state.
 func (s *Store) Seal(ctx context.Context, c stream.ChainID, sealer stream.LifeID) (stream.Slot, error) {
@@ -37,7 +39,7 @@ func (s *Store) Seal(ctx context.Context, c stream.ChainID, sealer stream.LifeID
 		if r.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN {
 			return stream.Slot(r.GetCut()), nil
 		}
-		cut, err := s.candidate(ctx, c, stream.Slot(r.GetAbsorbedTo()), sealer)
+		cut, err := s.candidate(ctx, c, stream.Slot(r.GetAbsorbedTo()), lanesOf(r), sealer)
 		if err == nil {
 			_, err = s.index.PutChain(ctx, sealed(s, r, cut), version)
 		}
@@ -71,7 +73,7 @@ const walkAtOnce = 16
 
 // candidate walks up to the first slot that holds a SEAL, putting one into the
 // first that is empty.
-func (s *Store) candidate(ctx context.Context, c stream.ChainID, from stream.Slot, sealer stream.LifeID) (stream.Slot, error) {
+func (s *Store) candidate(ctx context.Context, c stream.ChainID, from, lanes stream.Slot, sealer stream.LifeID) (stream.Slot, error) {
 	attempt := stream.NewAttemptID()
 	for slot := from; ; {
 		n, err := s.bundles(ctx, c, slot)
@@ -80,6 +82,9 @@ func (s *Store) candidate(ctx context.Context, c stream.ChainID, from stream.Slo
 		}
 		if slot += stream.Slot(n); n == walkAtOnce {
 			continue
+		}
+		if err := s.lost(ctx, c, slot, lanes); err != nil {
+			return 0, err
 		}
 		body := bundle.EncodeSeal(bundle.Seal{Chain: c, Slot: slot, Sealer: sealer, Attempt: attempt})
 		_, err = s.again(ctx, func() error { return s.reg.Put(ctx, c, slot, body) })
@@ -104,22 +109,53 @@ func (s *Store) candidate(ctx context.Context, c stream.ChainID, from stream.Slo
 	}
 }
 
+// lanesOf returns how far a chain's writer can be ahead of an empty slot: it
+// launches a flight when the one so many slots below is committed.
+func lanesOf(r *indexpb.Chain) stream.Slot {
+	if n := r.GetLanes(); n > 0 {
+		return stream.Slot(n)
+	}
+	return MaxLanes
+}
+
+// lost returns an error if an empty slot cannot be the end of its chain: a
+// committed flight was there, and is gone. A SEAL in its place would make what
+// lies above nobody's, and its numbers would be given again (I1, I2).
+func (s *Store) lost(ctx context.Context, c stream.ChainID, gap, lanes stream.Slot) error {
+	above, err := s.holds(ctx, c, gap+lanes)
+	for i, what := range above {
+		if err == nil && what == holdsBundle {
+			err = fmt.Errorf("slot %d is not there and slot %d is, which cannot be while it was never written: %w", gap, gap+lanes+stream.Slot(i), ErrBroken)
+		}
+	}
+	return err
+}
+
 // bundles returns how many slots from one on hold bundles, without a gap, at
 // most walkAtOnce. What lies above a gap is nobody's business.
 func (s *Store) bundles(ctx context.Context, c stream.ChainID, from stream.Slot) (int, error) {
-	var found [walkAtOnce]content
-	var errs [walkAtOnce]error
-	var group sync.WaitGroup
-	for i := range found {
-		group.Go(func() { found[i], errs[i] = s.identify(ctx, c, from+stream.Slot(i)) })
-	}
-	group.Wait()
+	found, errs := s.look(ctx, c, from)
 	for i, what := range found {
 		if errs[i] != nil || what != holdsBundle {
 			return i, errs[i]
 		}
 	}
 	return walkAtOnce, nil
+}
+
+// holds returns what the slots from one on hold.
+func (s *Store) holds(ctx context.Context, c stream.ChainID, from stream.Slot) ([walkAtOnce]content, error) {
+	found, errs := s.look(ctx, c, from)
+	return found, errors.Join(errs[:]...)
+}
+
+func (s *Store) look(ctx context.Context, c stream.ChainID, from stream.Slot) (found [walkAtOnce]content, errs [walkAtOnce]error) {
+	var group sync.WaitGroup
+	for i := range found {
+		group.Go(func() { found[i], errs[i] = s.identify(ctx, c, from+stream.Slot(i)) })
+	}
+	group.Wait()
+	return found, errs
 }
 
 func (s *Store) identify(ctx context.Context, c stream.ChainID, slot stream.Slot) (what content, err error) {

@@ -2,6 +2,7 @@ package chain_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -141,5 +142,44 @@ func TestAbsorberFinishesASeal(t *testing.T) {
 	}
 	if r := w.record(); r.GetState() != indexpb.ChainState_CHAIN_STATE_SEALED || r.GetCut() != 2 {
 		t.Errorf("record: %v", r)
+	}
+}
+
+// A slot that is gone, below more slots than a writer can be ahead, was written
+// and acknowledged: the chain does not end there (I1, I2). One that was never
+// written is where it ends, whatever landed above it.
+func TestASlotThatIsGoneIsNoEnd(t *testing.T) {
+	for _, c := range []struct {
+		slots, gone, lanes int
+		lost               bool
+	}{
+		{6, 2, 4, false}, // 5 may be in the air with 2
+		{7, 2, 4, true},
+		{30, 10, 4, true},
+		{30, 29, 4, false}, // nothing tells
+		{7, 2, 0, false},   // a writer that did not tell
+		{70, 2, 0, true},
+	} {
+		w := newWorld(t)
+		for i := range c.slots {
+			w.put(stream.Slot(i), w.entry(0, 1, stream.EntryNo(i)))
+		}
+		p := w.process()
+		r, version, err := p.index.GetChain(t.Context(), w.chain.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Lanes = uint32(c.lanes)
+		if _, err := p.index.PutChain(t.Context(), r, version); err != nil {
+			t.Fatal(err)
+		}
+		w.delete(stream.Slot(c.gone))
+		cut, err := p.Seal(t.Context(), w.chain, stream.NewLifeID())
+		if c.lost && !errors.Is(err, chain.ErrBroken) || !c.lost && (err != nil || cut != stream.Slot(c.gone)) {
+			t.Errorf("%d slots without %d, %d lanes: cut %d, %v", c.slots, c.gone, c.lanes, cut, err)
+		}
+		if n := len(w.keys("chain/")); c.lost && n != c.slots-1 {
+			t.Errorf("%d slots without %d: %d now", c.slots, c.gone, n)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
@@ -21,7 +22,7 @@ type Config struct {
 	// Linger is how long a flight waits for more entries, default 0: it leaves
 	// at once when a lane is free.
 	Linger time.Duration
-	// Lanes is how many flights are in the air, default 4.
+	// Lanes is how many flights are in the air, default 4, at most chain.MaxLanes.
 	Lanes int
 	// PoolBytes limits the entries that wait or are in the air, default 256 MiB.
 	PoolBytes int64
@@ -46,6 +47,7 @@ func (c Config) withDefaults() Config {
 	if c.Lanes == 0 {
 		c.Lanes = 4
 	}
+	c.Lanes = min(c.Lanes, chain.MaxLanes)
 	if c.PoolBytes == 0 {
 		c.PoolBytes = 256 << 20
 	}

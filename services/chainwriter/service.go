@@ -184,7 +184,7 @@ func (s *Service) makeChain(ctx context.Context) (stream.ChainID, error) {
 	}
 	if _, err := s.index.PutChain(ctx, &indexpb.Chain{
 		ChainId: id.String(), Profile: novapb.StorageProfile_STORAGE_PROFILE_STANDARD, WriterLife: s.life.String(), WriterAddress: s.cfg.Address,
-		Zone: s.cfg.Zone, State: indexpb.ChainState_CHAIN_STATE_OPEN, CreatedAt: s.now().UnixMilli(),
+		Zone: s.cfg.Zone, State: indexpb.ChainState_CHAIN_STATE_OPEN, CreatedAt: s.now().UnixMilli(), Lanes: uint32(s.cfg.Lanes),
 	}, catalog.Absent); err != nil {
 		return id, fmt.Errorf("open chain: record it: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/config"
 	"github.com/nova-stream/nova/libs/discovery"
 	"github.com/nova-stream/nova/libs/metastore"
@@ -144,6 +145,8 @@ func (c *Config) checkBudgets() error {
 		}
 	}
 	switch {
+	case c.ChainWriter.Lanes > chain.MaxLanes:
+		return fmt.Errorf("--put-lanes must be at most %d", chain.MaxLanes)
 	case c.Sequencer.LeaseTTL < minLease:
 		return fmt.Errorf("--lease-ttl must be at least %s", minLease)
 	case c.Sequencer.PoolBytes < minPool:

@@ -676,8 +676,10 @@ type Chain struct {
 	// At absorbed_to, sorted by shard.
 	Progress []*ShardProgress `protobuf:"bytes,11,rep,name=progress,proto3" json:"progress,omitempty"`
 	// Milliseconds since the Unix epoch.
-	CreatedAt     int64  `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	Attempt       string `protobuf:"bytes,13,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	CreatedAt int64  `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Attempt   string `protobuf:"bytes,13,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// The most flights that its writer has in the air; 0: not told.
+	Lanes         uint32 `protobuf:"varint,14,opt,name=lanes,proto3" json:"lanes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -801,6 +803,13 @@ func (x *Chain) GetAttempt() string {
 		return x.Attempt
 	}
 	return ""
+}
+
+func (x *Chain) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
 }
 
 // Directory names the object that merges the footers of [from, to).
@@ -1705,7 +1714,7 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1d\n" +
 	"\n" +
-	"next_entry\x18\x03 \x01(\x04R\tnextEntry\"\xca\x03\n" +
+	"next_entry\x18\x03 \x01(\x04R\tnextEntry\"\xe0\x03\n" +
 	"\x05Chain\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x121\n" +
 	"\aprofile\x18\x02 \x01(\x0e2\x17.nova.v1.StorageProfileR\aprofile\x12\x1f\n" +
@@ -1724,7 +1733,8 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\bprogress\x18\v \x03(\v2\x1c.nova.index.v1.ShardProgressR\bprogress\x12\x1d\n" +
 	"\n" +
 	"created_at\x18\f \x01(\x03R\tcreatedAt\x12\x18\n" +
-	"\aattempt\x18\r \x01(\tR\aattempt\"\xa8\x01\n" +
+	"\aattempt\x18\r \x01(\tR\aattempt\x12\x14\n" +
+	"\x05lanes\x18\x0e \x01(\rR\x05lanes\"\xa8\x01\n" +
 	"\tDirectory\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x0e\n" +
