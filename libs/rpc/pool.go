@@ -172,8 +172,8 @@ func (p *Pool) dial(target string, more ...grpc.DialOption) (*grpc.ClientConn, e
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: 3 * time.Second,
 		}),
-		// A machine that vanished without a word is noticed within half a minute.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
+		// A machine that vanished, or a process that hangs, is noticed within 15 s.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 	)...)
 	if err != nil {
 		return nil, fmt.Errorf("rpc: connect to %s: %w", target, err)

@@ -85,7 +85,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		grpc.MaxConcurrentStreams(cfg.MaxStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: cfg.KeepAlive, Timeout: 10 * time.Second}),
 		// Pool probes every 20 s, also without a call.
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		// Stop must not return while a handler still uses what is closed next.
 		grpc.WaitForHandlers(true),
 	}
