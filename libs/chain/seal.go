@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -83,8 +84,11 @@ func (s *Store) candidate(ctx context.Context, c stream.ChainID, from, lanes str
 		if slot += stream.Slot(n); n == walkAtOnce {
 			continue
 		}
-		if err := s.lost(ctx, c, slot, lanes); err != nil {
+		switch filled, err := s.lost(ctx, c, slot, lanes); {
+		case err != nil:
 			return 0, err
+		case filled:
+			continue // its writer is at work
 		}
 		body := bundle.EncodeSeal(bundle.Seal{Chain: c, Slot: slot, Sealer: sealer, Attempt: attempt})
 		_, err = s.again(ctx, func() error { return s.reg.Put(ctx, c, slot, body) })
@@ -120,15 +124,24 @@ func lanesOf(r *indexpb.Chain) stream.Slot {
 
 // lost returns an error if an empty slot cannot be the end of its chain: a
 // committed flight was there, and is gone. A SEAL in its place would make what
-// lies above nobody's, and its numbers would be given again (I1, I2).
-func (s *Store) lost(ctx context.Context, c stream.ChainID, gap, lanes stream.Slot) error {
+// lies above nobody's, and its numbers would be given again (I1, I2). filled: the
+// slot, which was empty, is so no more.
+func (s *Store) lost(ctx context.Context, c stream.ChainID, gap, lanes stream.Slot) (filled bool, err error) {
 	above, err := s.holds(ctx, c, gap+lanes)
-	for i, what := range above {
-		if err == nil && what == holdsBundle {
-			err = fmt.Errorf("slot %d is not there and slot %d is, which cannot be while it was never written: %w", gap, gap+lanes+stream.Slot(i), ErrBroken)
-		}
+	if err != nil {
+		return false, err
 	}
-	return err
+	i := slices.Index(above[:], holdsBundle)
+	if i < 0 {
+		return false, nil
+	}
+	// A living writer may have filled it meanwhile. Only what is still empty, after
+	// the one above was seen, was lost.
+	what, err := s.identify(ctx, c, gap)
+	if err != nil || what != holdsNothing {
+		return true, err
+	}
+	return false, fmt.Errorf("slot %d is not there and slot %d is, which cannot be while it was never written: %w", gap, gap+lanes+stream.Slot(i), ErrBroken)
 }
 
 // bundles returns how many slots from one on hold bundles, without a gap, at
