@@ -67,7 +67,7 @@ var chainMutants = []mutant{
 		if r.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN {
 			return stream.Slot(r.GetCut()), nil
 		}
-		cut, err := s.candidate(ctx, c, stream.Slot(r.GetAbsorbedTo()), sealer)
+		cut, err := s.candidate(ctx, c, stream.Slot(r.GetAbsorbedTo()), lanesOf(r), sealer)
 `,
 		new: `	var cut stream.Slot
 	for n := 0; ; n++ {
@@ -79,7 +79,7 @@ var chainMutants = []mutant{
 			return stream.Slot(r.GetCut()), nil
 		}
 		if n == 0 {
-			cut, err = s.candidate(ctx, c, stream.Slot(r.GetAbsorbedTo()), sealer)
+			cut, err = s.candidate(ctx, c, stream.Slot(r.GetAbsorbedTo()), lanesOf(r), sealer)
 		}
 `,
 		pkg: "libs/chain", test: "TestOldCandidateIsNeverRecorded",
@@ -92,9 +92,15 @@ var chainMutants = []mutant{
 	},
 	{
 		rule: "a sealer walks from absorbed_to", invariant: "I2", file: "libs/chain/seal.go",
-		old: "s.candidate(ctx, c, stream.Slot(r.GetAbsorbedTo()), sealer)",
-		new: "s.candidate(ctx, c, 0, sealer)",
+		old: "s.candidate(ctx, c, stream.Slot(r.GetAbsorbedTo()), lanesOf(r), sealer)",
+		new: "s.candidate(ctx, c, 0, lanesOf(r), sealer)",
 		pkg: "libs/chain", test: "TestSealStartsAtAbsorbedTo",
+	},
+	{
+		rule: "a committed slot that is gone is no end of its chain", invariant: "I1", file: "libs/chain/seal.go",
+		old: "switch filled, err := s.lost(ctx, c, slot, lanes); {",
+		new: "switch filled, err := false, error(nil); {",
+		pkg: "libs/chain", test: "TestASlotThatIsGoneIsNoEnd",
 	},
 	{
 		rule: "whoever meets a SEAL finishes the seal", invariant: "I12", file: "libs/chain/absorb.go",

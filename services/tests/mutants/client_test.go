@@ -6,8 +6,8 @@ package mutants
 var clientMutants = []mutant{
 	{
 		rule: "only what is certainly not committed is tried again for the caller", invariant: "I5", file: "libs/routing/routing.go",
-		old: "return idempotent || reason.OutcomeOf(err) == reason.NotCommitted",
-		new: "return idempotent || reason.OutcomeOf(err) != \"\"",
+		old: "case reason.OutcomeOf(err) == reason.Unknown:",
+		new: "case reason.OutcomeOf(err) == \"none\":",
 		pkg: "libs/routing", test: "TestDo",
 	},
 	{
