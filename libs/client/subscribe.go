@@ -163,8 +163,6 @@ func (s *Subscription) drop() {
 	}
 }
 
-// Close ends the subscription.
-func (s *Subscription) Close() {
-	s.drop()
-	s.cancel()
-}
+// Close ends the subscription. It may be called while another goroutine waits in
+// Next, which then returns an error.
+func (s *Subscription) Close() { s.cancel() }

@@ -208,7 +208,7 @@ def pipelined_session(c):
     c.append("session", b"next life", producer_id="p", producer_epoch=2, batch_seq=0)
     refused(
         lambda: c.append("session", b"old life", producer_id="p", producer_epoch=1, batch_seq=count),
-        grpc.StatusCode.FAILED_PRECONDITION, "PRODUCER_FENCED", expected_epoch="2", outcome="NOT_COMMITTED",
+        grpc.StatusCode.FAILED_PRECONDITION, "PRODUCER_FENCED", expected_epoch="2", outcome="UNKNOWN",
     )
 
 
