@@ -18,7 +18,7 @@ import (
 )
 
 // readyLimit is how long a killed node may take to serve again.
-const readyLimit = 10 * time.Second
+const readyLimit = 30 * time.Second
 
 // binaries is the folder of the built programs, removed by TestMain.
 var binaries = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "nova-bin") })
