@@ -69,6 +69,8 @@ type Service struct {
 
 	chainNames sync.Map // stream.ChainID -> *stream.ChainID
 
+	readyMu sync.Mutex // serialises reportReady
+
 	saidMu sync.Mutex
 	said   map[string]time.Time // cause of waiting -> when it was logged
 }
@@ -349,7 +351,11 @@ func (s *Service) mayTake(cur *indexpb.Shard) bool {
 	return ok && holder == cur.GetHolderLife() || cur.GetState() == indexpb.ShardState_SHARD_STATE_RELEASED
 }
 
+// reportReady looks at all shards. One look at a time: the last one to end its
+// recovery must have the last word.
 func (s *Service) reportReady() {
+	s.readyMu.Lock()
+	defer s.readyMu.Unlock()
 	waiting := 0
 	for _, sh := range s.shards {
 		sh.mu.Lock()
