@@ -124,11 +124,11 @@ func lanesOf(r *indexpb.Chain) stream.Slot {
 
 // lost returns an error if an empty slot cannot be the end of its chain: a
 // committed flight was there, and is gone. A SEAL in its place would make what
-// lies above nobody's, and its numbers would be given again (I1, I2). filled: the
-// slot, which was empty, is so no more.
+// lies above nobody's, and its numbers would be given again (I1, I2). filled: a
+// bundle is in the slot by now.
 func (s *Store) lost(ctx context.Context, c stream.ChainID, gap, lanes stream.Slot) (filled bool, err error) {
-	above, err := s.holds(ctx, c, gap+lanes)
-	if err != nil {
+	above, errs := s.look(ctx, c, gap+lanes)
+	if err := errors.Join(errs[:]...); err != nil {
 		return false, err
 	}
 	i := slices.Index(above[:], holdsBundle)
@@ -139,7 +139,7 @@ func (s *Store) lost(ctx context.Context, c stream.ChainID, gap, lanes stream.Sl
 	// the one above was seen, was lost.
 	what, err := s.identify(ctx, c, gap)
 	if err != nil || what != holdsNothing {
-		return true, err
+		return what == holdsBundle, err // a SEAL is met by the PUT
 	}
 	return false, fmt.Errorf("slot %d is not there and slot %d is, which cannot be while it was never written: %w", gap, gap+lanes+stream.Slot(i), ErrBroken)
 }
@@ -156,12 +156,7 @@ func (s *Store) bundles(ctx context.Context, c stream.ChainID, from stream.Slot)
 	return walkAtOnce, nil
 }
 
-// holds returns what the slots from one on hold.
-func (s *Store) holds(ctx context.Context, c stream.ChainID, from stream.Slot) ([walkAtOnce]content, error) {
-	found, errs := s.look(ctx, c, from)
-	return found, errors.Join(errs[:]...)
-}
-
+// look returns what the slots from one on hold.
 func (s *Store) look(ctx context.Context, c stream.ChainID, from stream.Slot) (found [walkAtOnce]content, errs [walkAtOnce]error) {
 	var group sync.WaitGroup
 	for i := range found {

@@ -183,3 +183,14 @@ func TestASlotThatIsGoneIsNoEnd(t *testing.T) {
 		}
 	}
 }
+
+// A SEAL is the end, whatever lies above it.
+func TestASealIsTheEndBelowAnything(t *testing.T) {
+	w := newWorld(t)
+	w.store(0, 3)
+	w.putSeal(3)
+	w.put(3+chain.MaxLanes, w.entry(0, 1, 3))
+	if cut, err := w.process().Seal(t.Context(), w.chain, stream.NewLifeID()); err != nil || cut != 3 {
+		t.Errorf("cut %d, %v", cut, err)
+	}
+}
