@@ -27,7 +27,7 @@ func tool(t *testing.T, script string) string {
 }
 
 func TestProcessIsStartedStoppedAndStartedAgain(t *testing.T) {
-	p := servertest.New(t, tool(t, "echo serving $1\necho a warning >&2\nexec sleep 60"))
+	p := servertest.New(t, tool(t, "echo a warning >&2\necho serving $1\nexec sleep 60"))
 	for _, arg := range []string{"first", "second"} {
 		said := make(chan string, 1)
 		read := func(r io.Reader) {

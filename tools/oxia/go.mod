@@ -2,7 +2,10 @@ module github.com/nova-stream/nova/tools/oxia
 
 go 1.26.7
 
-require github.com/oxia-db/oxia v0.14.0
+require (
+	github.com/oxia-db/oxia v0.14.0
+	google.golang.org/grpc v1.72.0
+)
 
 require (
 	github.com/DataDog/zstd v1.4.5 // indirect
@@ -53,6 +56,5 @@ require (
 	golang.org/x/sys v0.33.0 // indirect
 	golang.org/x/text v0.25.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20250505200425-f936aa4a68b2 // indirect
-	google.golang.org/grpc v1.72.0 // indirect
 	google.golang.org/protobuf v1.36.6 // indirect
 )

@@ -73,6 +73,7 @@ func run(addr, metrics, dir, logLevel string, shards uint32, sync bool, cacheMB 
 
 	// Before NewStandalone, which registers the service by this description.
 	proto.OxiaClient_ServiceDesc.ServiceName = serviceName
+	orderWrites(&proto.OxiaClient_ServiceDesc)
 
 	// Before the server starts, so that a signal during recovery stops it too.
 	stop := make(chan os.Signal, 1)

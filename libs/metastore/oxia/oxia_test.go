@@ -233,3 +233,28 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		t.Errorf("Open with an unprintable prefix: %v, want ErrInvalid", err)
 	}
 }
+
+// Many processes write at once, for the whole life of a constellation: the pinned
+// server must not confuse the order of its log (see tools/oxia/writes.go).
+func TestClientsThatWriteAtOnce(t *testing.T) {
+	const clients, writes = 16, 300
+	address := oxiatest.Start(t)
+	var work sync.WaitGroup
+	for c := range clients {
+		s := open(t, oxia.Config{Address: address})
+		work.Go(func() {
+			version := metastore.Absent
+			for n := range writes {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				v, err := s.Put(ctx, key(fmt.Sprint("client-", c)), fmt.Append(nil, n), version)
+				cancel()
+				if err != nil {
+					t.Errorf("client %d, write %d: %v", c, n, err)
+					return
+				}
+				version = v
+			}
+		})
+	}
+	work.Wait()
+}
