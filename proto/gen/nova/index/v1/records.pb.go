@@ -334,8 +334,10 @@ type Life struct {
 	// Counts renewals; a candidate watches it.
 	Renewals uint64 `protobuf:"varint,6,opt,name=renewals,proto3" json:"renewals,omitempty"`
 	// Lease length, milliseconds, that the holder promises to keep to.
-	TtlMs         int64  `protobuf:"varint,7,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
-	Attempt       string `protobuf:"bytes,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	TtlMs   int64  `protobuf:"varint,7,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
+	Attempt string `protobuf:"bytes,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Share of the shards next to those of other lives; 0 counts as 1.
+	Weight        uint32 `protobuf:"varint,9,opt,name=weight,proto3" json:"weight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -424,6 +426,13 @@ func (x *Life) GetAttempt() string {
 		return x.Attempt
 	}
 	return ""
+}
+
+func (x *Life) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
 }
 
 // Binding is a chain that holds entries of a shard.
@@ -1686,7 +1695,7 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"shardCount\x12#\n" +
 	"\rwrite_version\x18\x03 \x01(\rR\fwriteVersion\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12\x18\n" +
-	"\aattempt\x18\x05 \x01(\tR\aattempt\"\xe3\x01\n" +
+	"\aattempt\x18\x05 \x01(\tR\aattempt\"\xfb\x01\n" +
 	"\x04Life\x12\x17\n" +
 	"\alife_id\x18\x01 \x01(\tR\x06lifeId\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x18\n" +
@@ -1695,7 +1704,8 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x05state\x18\x05 \x01(\x0e2\x18.nova.index.v1.LifeStateR\x05state\x12\x1a\n" +
 	"\brenewals\x18\x06 \x01(\x04R\brenewals\x12\x15\n" +
 	"\x06ttl_ms\x18\a \x01(\x03R\x05ttlMs\x12\x18\n" +
-	"\aattempt\x18\b \x01(\tR\aattempt\"S\n" +
+	"\aattempt\x18\b \x01(\tR\aattempt\x12\x16\n" +
+	"\x06weight\x18\t \x01(\rR\x06weight\"S\n" +
 	"\aBinding\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x10\n" +
 	"\x03cut\x18\x02 \x01(\x04R\x03cut\x12\x1b\n" +

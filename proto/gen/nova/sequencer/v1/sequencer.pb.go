@@ -719,6 +719,193 @@ func (*RefreshStreamResponse) Descriptor() ([]byte, []int) {
 	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{10}
 }
 
+type OfferShardRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Shard uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	// Under which the holder serves.
+	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OfferShardRequest) Reset() {
+	*x = OfferShardRequest{}
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OfferShardRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OfferShardRequest) ProtoMessage() {}
+
+func (x *OfferShardRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OfferShardRequest.ProtoReflect.Descriptor instead.
+func (*OfferShardRequest) Descriptor() ([]byte, []int) {
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *OfferShardRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *OfferShardRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type OfferShardResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OfferShardResponse) Reset() {
+	*x = OfferShardResponse{}
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OfferShardResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OfferShardResponse) ProtoMessage() {}
+
+func (x *OfferShardResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OfferShardResponse.ProtoReflect.Descriptor instead.
+func (*OfferShardResponse) Descriptor() ([]byte, []int) {
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{12}
+}
+
+type TakeShardRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Shard uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	// That was released.
+	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeShardRequest) Reset() {
+	*x = TakeShardRequest{}
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeShardRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeShardRequest) ProtoMessage() {}
+
+func (x *TakeShardRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeShardRequest.ProtoReflect.Descriptor instead.
+func (*TakeShardRequest) Descriptor() ([]byte, []int) {
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *TakeShardRequest) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *TakeShardRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type TakeShardResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Under which it is served here.
+	Epoch         uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeShardResponse) Reset() {
+	*x = TakeShardResponse{}
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeShardResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeShardResponse) ProtoMessage() {}
+
+func (x *TakeShardResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeShardResponse.ProtoReflect.Descriptor instead.
+func (*TakeShardResponse) Descriptor() ([]byte, []int) {
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *TakeShardResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 var File_nova_sequencer_v1_sequencer_proto protoreflect.FileDescriptor
 
 const file_nova_sequencer_v1_sequencer_proto_rawDesc = "" +
@@ -767,12 +954,24 @@ const file_nova_sequencer_v1_sequencer_proto_rawDesc = "" +
 	"\x14DeleteStreamResponse\"L\n" +
 	"\x14RefreshStreamRequest\x124\n" +
 	"\x06stream\x18\x01 \x01(\v2\x1c.nova.sequencer.v1.StreamKeyR\x06stream\"\x17\n" +
-	"\x15RefreshStreamResponse2\xf8\x02\n" +
+	"\x15RefreshStreamResponse\"?\n" +
+	"\x11OfferShardRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"\x14\n" +
+	"\x12OfferShardResponse\">\n" +
+	"\x10TakeShardRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\")\n" +
+	"\x11TakeShardResponse\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch2\xab\x04\n" +
 	"\x10SequencerService\x12S\n" +
 	"\bGetState\x12\".nova.sequencer.v1.GetStateRequest\x1a#.nova.sequencer.v1.GetStateResponse\x12J\n" +
 	"\x05Fetch\x12\x1f.nova.sequencer.v1.FetchRequest\x1a .nova.sequencer.v1.FetchResponse\x12_\n" +
 	"\fDeleteStream\x12&.nova.sequencer.v1.DeleteStreamRequest\x1a'.nova.sequencer.v1.DeleteStreamResponse\x12b\n" +
-	"\rRefreshStream\x12'.nova.sequencer.v1.RefreshStreamRequest\x1a(.nova.sequencer.v1.RefreshStreamResponseBEZCgithub.com/nova-stream/nova/proto/gen/nova/sequencer/v1;sequencerpbb\x06proto3"
+	"\rRefreshStream\x12'.nova.sequencer.v1.RefreshStreamRequest\x1a(.nova.sequencer.v1.RefreshStreamResponse\x12Y\n" +
+	"\n" +
+	"OfferShard\x12$.nova.sequencer.v1.OfferShardRequest\x1a%.nova.sequencer.v1.OfferShardResponse\x12V\n" +
+	"\tTakeShard\x12#.nova.sequencer.v1.TakeShardRequest\x1a$.nova.sequencer.v1.TakeShardResponseBEZCgithub.com/nova-stream/nova/proto/gen/nova/sequencer/v1;sequencerpbb\x06proto3"
 
 var (
 	file_nova_sequencer_v1_sequencer_proto_rawDescOnce sync.Once
@@ -786,7 +985,7 @@ func file_nova_sequencer_v1_sequencer_proto_rawDescGZIP() []byte {
 	return file_nova_sequencer_v1_sequencer_proto_rawDescData
 }
 
-var file_nova_sequencer_v1_sequencer_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_nova_sequencer_v1_sequencer_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_nova_sequencer_v1_sequencer_proto_goTypes = []any{
 	(*StreamKey)(nil),             // 0: nova.sequencer.v1.StreamKey
 	(*StreamState)(nil),           // 1: nova.sequencer.v1.StreamState
@@ -799,13 +998,17 @@ var file_nova_sequencer_v1_sequencer_proto_goTypes = []any{
 	(*DeleteStreamResponse)(nil),  // 8: nova.sequencer.v1.DeleteStreamResponse
 	(*RefreshStreamRequest)(nil),  // 9: nova.sequencer.v1.RefreshStreamRequest
 	(*RefreshStreamResponse)(nil), // 10: nova.sequencer.v1.RefreshStreamResponse
-	(*v1.Coordinates)(nil),        // 11: nova.chainwriter.v1.Coordinates
+	(*OfferShardRequest)(nil),     // 11: nova.sequencer.v1.OfferShardRequest
+	(*OfferShardResponse)(nil),    // 12: nova.sequencer.v1.OfferShardResponse
+	(*TakeShardRequest)(nil),      // 13: nova.sequencer.v1.TakeShardRequest
+	(*TakeShardResponse)(nil),     // 14: nova.sequencer.v1.TakeShardResponse
+	(*v1.Coordinates)(nil),        // 15: nova.chainwriter.v1.Coordinates
 }
 var file_nova_sequencer_v1_sequencer_proto_depIdxs = []int32{
 	0,  // 0: nova.sequencer.v1.GetStateRequest.stream:type_name -> nova.sequencer.v1.StreamKey
 	1,  // 1: nova.sequencer.v1.GetStateResponse.state:type_name -> nova.sequencer.v1.StreamState
 	0,  // 2: nova.sequencer.v1.FetchRequest.stream:type_name -> nova.sequencer.v1.StreamKey
-	11, // 3: nova.sequencer.v1.Piece.at:type_name -> nova.chainwriter.v1.Coordinates
+	15, // 3: nova.sequencer.v1.Piece.at:type_name -> nova.chainwriter.v1.Coordinates
 	1,  // 4: nova.sequencer.v1.FetchResponse.state:type_name -> nova.sequencer.v1.StreamState
 	5,  // 5: nova.sequencer.v1.FetchResponse.pieces:type_name -> nova.sequencer.v1.Piece
 	0,  // 6: nova.sequencer.v1.DeleteStreamRequest.stream:type_name -> nova.sequencer.v1.StreamKey
@@ -814,12 +1017,16 @@ var file_nova_sequencer_v1_sequencer_proto_depIdxs = []int32{
 	4,  // 9: nova.sequencer.v1.SequencerService.Fetch:input_type -> nova.sequencer.v1.FetchRequest
 	7,  // 10: nova.sequencer.v1.SequencerService.DeleteStream:input_type -> nova.sequencer.v1.DeleteStreamRequest
 	9,  // 11: nova.sequencer.v1.SequencerService.RefreshStream:input_type -> nova.sequencer.v1.RefreshStreamRequest
-	3,  // 12: nova.sequencer.v1.SequencerService.GetState:output_type -> nova.sequencer.v1.GetStateResponse
-	6,  // 13: nova.sequencer.v1.SequencerService.Fetch:output_type -> nova.sequencer.v1.FetchResponse
-	8,  // 14: nova.sequencer.v1.SequencerService.DeleteStream:output_type -> nova.sequencer.v1.DeleteStreamResponse
-	10, // 15: nova.sequencer.v1.SequencerService.RefreshStream:output_type -> nova.sequencer.v1.RefreshStreamResponse
-	12, // [12:16] is the sub-list for method output_type
-	8,  // [8:12] is the sub-list for method input_type
+	11, // 12: nova.sequencer.v1.SequencerService.OfferShard:input_type -> nova.sequencer.v1.OfferShardRequest
+	13, // 13: nova.sequencer.v1.SequencerService.TakeShard:input_type -> nova.sequencer.v1.TakeShardRequest
+	3,  // 14: nova.sequencer.v1.SequencerService.GetState:output_type -> nova.sequencer.v1.GetStateResponse
+	6,  // 15: nova.sequencer.v1.SequencerService.Fetch:output_type -> nova.sequencer.v1.FetchResponse
+	8,  // 16: nova.sequencer.v1.SequencerService.DeleteStream:output_type -> nova.sequencer.v1.DeleteStreamResponse
+	10, // 17: nova.sequencer.v1.SequencerService.RefreshStream:output_type -> nova.sequencer.v1.RefreshStreamResponse
+	12, // 18: nova.sequencer.v1.SequencerService.OfferShard:output_type -> nova.sequencer.v1.OfferShardResponse
+	14, // 19: nova.sequencer.v1.SequencerService.TakeShard:output_type -> nova.sequencer.v1.TakeShardResponse
+	14, // [14:20] is the sub-list for method output_type
+	8,  // [8:14] is the sub-list for method input_type
 	8,  // [8:8] is the sub-list for extension type_name
 	8,  // [8:8] is the sub-list for extension extendee
 	0,  // [0:8] is the sub-list for field type_name
@@ -841,7 +1048,7 @@ func file_nova_sequencer_v1_sequencer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_sequencer_v1_sequencer_proto_rawDesc), len(file_nova_sequencer_v1_sequencer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -23,6 +23,8 @@ const (
 	SequencerService_Fetch_FullMethodName         = "/nova.sequencer.v1.SequencerService/Fetch"
 	SequencerService_DeleteStream_FullMethodName  = "/nova.sequencer.v1.SequencerService/DeleteStream"
 	SequencerService_RefreshStream_FullMethodName = "/nova.sequencer.v1.SequencerService/RefreshStream"
+	SequencerService_OfferShard_FullMethodName    = "/nova.sequencer.v1.SequencerService/OfferShard"
+	SequencerService_TakeShard_FullMethodName     = "/nova.sequencer.v1.SequencerService/TakeShard"
 )
 
 // SequencerServiceClient is the client API for SequencerService service.
@@ -44,6 +46,14 @@ type SequencerServiceClient interface {
 	// RefreshStream reads the stream's descriptor again; a stream that is not
 	// open needs nothing.
 	RefreshStream(ctx context.Context, in *RefreshStreamRequest, opts ...grpc.CallOption) (*RefreshStreamResponse, error)
+	// OfferShard is asked by the holder of a shard before it lets go of it: would
+	// this life lead the shard? If so, it lets requests for the shard wait for a
+	// while. UNAVAILABLE: it would not. Nothing else changes.
+	OfferShard(ctx context.Context, in *OfferShardRequest, opts ...grpc.CallOption) (*OfferShardResponse, error)
+	// TakeShard is called by the former holder when the shard is RELEASED. It is
+	// answered when the shard is served here; an error says nothing about who
+	// leads it.
+	TakeShard(ctx context.Context, in *TakeShardRequest, opts ...grpc.CallOption) (*TakeShardResponse, error)
 }
 
 type sequencerServiceClient struct {
@@ -94,6 +104,26 @@ func (c *sequencerServiceClient) RefreshStream(ctx context.Context, in *RefreshS
 	return out, nil
 }
 
+func (c *sequencerServiceClient) OfferShard(ctx context.Context, in *OfferShardRequest, opts ...grpc.CallOption) (*OfferShardResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OfferShardResponse)
+	err := c.cc.Invoke(ctx, SequencerService_OfferShard_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sequencerServiceClient) TakeShard(ctx context.Context, in *TakeShardRequest, opts ...grpc.CallOption) (*TakeShardResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TakeShardResponse)
+	err := c.cc.Invoke(ctx, SequencerService_TakeShard_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SequencerServiceServer is the server API for SequencerService service.
 // All implementations must embed UnimplementedSequencerServiceServer
 // for forward compatibility.
@@ -113,6 +143,14 @@ type SequencerServiceServer interface {
 	// RefreshStream reads the stream's descriptor again; a stream that is not
 	// open needs nothing.
 	RefreshStream(context.Context, *RefreshStreamRequest) (*RefreshStreamResponse, error)
+	// OfferShard is asked by the holder of a shard before it lets go of it: would
+	// this life lead the shard? If so, it lets requests for the shard wait for a
+	// while. UNAVAILABLE: it would not. Nothing else changes.
+	OfferShard(context.Context, *OfferShardRequest) (*OfferShardResponse, error)
+	// TakeShard is called by the former holder when the shard is RELEASED. It is
+	// answered when the shard is served here; an error says nothing about who
+	// leads it.
+	TakeShard(context.Context, *TakeShardRequest) (*TakeShardResponse, error)
 	mustEmbedUnimplementedSequencerServiceServer()
 }
 
@@ -134,6 +172,12 @@ func (UnimplementedSequencerServiceServer) DeleteStream(context.Context, *Delete
 }
 func (UnimplementedSequencerServiceServer) RefreshStream(context.Context, *RefreshStreamRequest) (*RefreshStreamResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RefreshStream not implemented")
+}
+func (UnimplementedSequencerServiceServer) OfferShard(context.Context, *OfferShardRequest) (*OfferShardResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method OfferShard not implemented")
+}
+func (UnimplementedSequencerServiceServer) TakeShard(context.Context, *TakeShardRequest) (*TakeShardResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TakeShard not implemented")
 }
 func (UnimplementedSequencerServiceServer) mustEmbedUnimplementedSequencerServiceServer() {}
 func (UnimplementedSequencerServiceServer) testEmbeddedByValue()                          {}
@@ -228,6 +272,42 @@ func _SequencerService_RefreshStream_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SequencerService_OfferShard_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OfferShardRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequencerServiceServer).OfferShard(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequencerService_OfferShard_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequencerServiceServer).OfferShard(ctx, req.(*OfferShardRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SequencerService_TakeShard_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TakeShardRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequencerServiceServer).TakeShard(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequencerService_TakeShard_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequencerServiceServer).TakeShard(ctx, req.(*TakeShardRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SequencerService_ServiceDesc is the grpc.ServiceDesc for SequencerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -250,6 +330,14 @@ var SequencerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RefreshStream",
 			Handler:    _SequencerService_RefreshStream_Handler,
+		},
+		{
+			MethodName: "OfferShard",
+			Handler:    _SequencerService_OfferShard_Handler,
+		},
+		{
+			MethodName: "TakeShard",
+			Handler:    _SequencerService_TakeShard_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
