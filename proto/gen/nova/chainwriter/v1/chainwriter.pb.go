@@ -707,7 +707,9 @@ type FenceRequest struct {
 	ChainId string                 `protobuf:"bytes,1,opt,name=chain_id,json=chainId,proto3" json:"chain_id,omitempty"`
 	Shard   uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
 	// The epoch that begins.
-	Epoch         uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// If set, where the chain's writer is, to which the call is passed on.
+	WriterAddress string `protobuf:"bytes,4,opt,name=writer_address,json=writerAddress,proto3" json:"writer_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -761,6 +763,13 @@ func (x *FenceRequest) GetEpoch() uint64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *FenceRequest) GetWriterAddress() string {
+	if x != nil {
+		return x.WriterAddress
+	}
+	return ""
 }
 
 type FenceResponse struct {
@@ -1218,6 +1227,113 @@ func (x *LookupEntriesResponse) GetEntries() []*LocatedEntry {
 	return nil
 }
 
+type ProbeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the chain-writer to reach; empty: the one that is asked.
+	Address       string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeRequest) Reset() {
+	*x = ProbeRequest{}
+	mi := &file_nova_chainwriter_v1_chainwriter_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeRequest) ProtoMessage() {}
+
+func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_chainwriter_v1_chainwriter_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
+func (*ProbeRequest) Descriptor() ([]byte, []int) {
+	return file_nova_chainwriter_v1_chainwriter_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ProbeRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+type ProbeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the one at the address answered; if not, the rest is empty.
+	Reached    bool   `protobuf:"varint,1,opt,name=reached,proto3" json:"reached,omitempty"`
+	WriterLife string `protobuf:"bytes,2,opt,name=writer_life,json=writerLife,proto3" json:"writer_life,omitempty"`
+	// Sequencers that write to it at this moment: its load.
+	Senders       uint32 `protobuf:"varint,3,opt,name=senders,proto3" json:"senders,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeResponse) Reset() {
+	*x = ProbeResponse{}
+	mi := &file_nova_chainwriter_v1_chainwriter_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeResponse) ProtoMessage() {}
+
+func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_chainwriter_v1_chainwriter_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
+func (*ProbeResponse) Descriptor() ([]byte, []int) {
+	return file_nova_chainwriter_v1_chainwriter_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ProbeResponse) GetReached() bool {
+	if x != nil {
+		return x.Reached
+	}
+	return false
+}
+
+func (x *ProbeResponse) GetWriterLife() string {
+	if x != nil {
+		return x.WriterLife
+	}
+	return ""
+}
+
+func (x *ProbeResponse) GetSenders() uint32 {
+	if x != nil {
+		return x.Senders
+	}
+	return 0
+}
+
 var File_nova_chainwriter_v1_chainwriter_proto protoreflect.FileDescriptor
 
 const file_nova_chainwriter_v1_chainwriter_proto_rawDesc = "" +
@@ -1264,11 +1380,12 @@ const file_nova_chainwriter_v1_chainwriter_proto_rawDesc = "" +
 	"\fcredit_bytes\x18\x01 \x01(\x04R\vcreditBytes\x125\n" +
 	"\acommits\x18\x02 \x03(\v2\x1b.nova.chainwriter.v1.CommitR\acommits\x128\n" +
 	"\brefusals\x18\x03 \x03(\v2\x1c.nova.chainwriter.v1.RefusalR\brefusals\x12!\n" +
-	"\fchain_sealed\x18\x04 \x01(\bR\vchainSealed\"U\n" +
+	"\fchain_sealed\x18\x04 \x01(\bR\vchainSealed\"|\n" +
 	"\fFenceRequest\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"!\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12%\n" +
+	"\x0ewriter_address\x18\x04 \x01(\tR\rwriterAddress\"!\n" +
 	"\rFenceResponse\x12\x10\n" +
 	"\x03cut\x18\x01 \x01(\x04R\x03cut\"(\n" +
 	"\vSealRequest\x12\x19\n" +
@@ -1298,7 +1415,14 @@ const file_nova_chainwriter_v1_chainwriter_proto_rawDesc = "" +
 	"\x02at\x18\a \x01(\v2 .nova.chainwriter.v1.CoordinatesR\x02at\x12\x16\n" +
 	"\x06header\x18\b \x01(\fR\x06header\"T\n" +
 	"\x15LookupEntriesResponse\x12;\n" +
-	"\aentries\x18\x01 \x03(\v2!.nova.chainwriter.v1.LocatedEntryR\aentries*\xaa\x01\n" +
+	"\aentries\x18\x01 \x03(\v2!.nova.chainwriter.v1.LocatedEntryR\aentries\"(\n" +
+	"\fProbeRequest\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\"d\n" +
+	"\rProbeResponse\x12\x18\n" +
+	"\areached\x18\x01 \x01(\bR\areached\x12\x1f\n" +
+	"\vwriter_life\x18\x02 \x01(\tR\n" +
+	"writerLife\x12\x18\n" +
+	"\asenders\x18\x03 \x01(\rR\asenders*\xaa\x01\n" +
 	"\tEntryKind\x12\x1a\n" +
 	"\x16ENTRY_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10ENTRY_KIND_CHUNK\x10\x01\x12\x14\n" +
@@ -1306,14 +1430,15 @@ const file_nova_chainwriter_v1_chainwriter_proto_rawDesc = "" +
 	"\x0fENTRY_KIND_SEAL\x10\x03\x12\x15\n" +
 	"\x11ENTRY_KIND_DELETE\x10\x04\x12\x13\n" +
 	"\x0fENTRY_KIND_TRIM\x10\x05\x12\x14\n" +
-	"\x10ENTRY_KIND_TOKEN\x10\x062\xb9\x04\n" +
+	"\x10ENTRY_KIND_TOKEN\x10\x062\x89\x05\n" +
 	"\x12ChainWriterService\x12Z\n" +
 	"\tOpenChain\x12%.nova.chainwriter.v1.OpenChainRequest\x1a&.nova.chainwriter.v1.OpenChainResponse\x12g\n" +
 	"\fWriteEntries\x12(.nova.chainwriter.v1.WriteEntriesRequest\x1a).nova.chainwriter.v1.WriteEntriesResponse(\x010\x01\x12N\n" +
 	"\x05Fence\x12!.nova.chainwriter.v1.FenceRequest\x1a\".nova.chainwriter.v1.FenceResponse\x12K\n" +
 	"\x04Seal\x12 .nova.chainwriter.v1.SealRequest\x1a!.nova.chainwriter.v1.SealResponse\x12W\n" +
 	"\bAbsorbTo\x12$.nova.chainwriter.v1.AbsorbToRequest\x1a%.nova.chainwriter.v1.AbsorbToResponse\x12h\n" +
-	"\rLookupEntries\x12).nova.chainwriter.v1.LookupEntriesRequest\x1a*.nova.chainwriter.v1.LookupEntriesResponse0\x01BIZGgithub.com/nova-stream/nova/proto/gen/nova/chainwriter/v1;chainwriterpbb\x06proto3"
+	"\rLookupEntries\x12).nova.chainwriter.v1.LookupEntriesRequest\x1a*.nova.chainwriter.v1.LookupEntriesResponse0\x01\x12N\n" +
+	"\x05Probe\x12!.nova.chainwriter.v1.ProbeRequest\x1a\".nova.chainwriter.v1.ProbeResponseBIZGgithub.com/nova-stream/nova/proto/gen/nova/chainwriter/v1;chainwriterpbb\x06proto3"
 
 var (
 	file_nova_chainwriter_v1_chainwriter_proto_rawDescOnce sync.Once
@@ -1328,7 +1453,7 @@ func file_nova_chainwriter_v1_chainwriter_proto_rawDescGZIP() []byte {
 }
 
 var file_nova_chainwriter_v1_chainwriter_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_nova_chainwriter_v1_chainwriter_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_nova_chainwriter_v1_chainwriter_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_nova_chainwriter_v1_chainwriter_proto_goTypes = []any{
 	(EntryKind)(0),                // 0: nova.chainwriter.v1.EntryKind
 	(*OpenChainRequest)(nil),      // 1: nova.chainwriter.v1.OpenChainRequest
@@ -1349,6 +1474,8 @@ var file_nova_chainwriter_v1_chainwriter_proto_goTypes = []any{
 	(*LookupEntriesRequest)(nil),  // 16: nova.chainwriter.v1.LookupEntriesRequest
 	(*LocatedEntry)(nil),          // 17: nova.chainwriter.v1.LocatedEntry
 	(*LookupEntriesResponse)(nil), // 18: nova.chainwriter.v1.LookupEntriesResponse
+	(*ProbeRequest)(nil),          // 19: nova.chainwriter.v1.ProbeRequest
+	(*ProbeResponse)(nil),         // 20: nova.chainwriter.v1.ProbeResponse
 }
 var file_nova_chainwriter_v1_chainwriter_proto_depIdxs = []int32{
 	0,  // 0: nova.chainwriter.v1.Entry.kind:type_name -> nova.chainwriter.v1.EntryKind
@@ -1366,14 +1493,16 @@ var file_nova_chainwriter_v1_chainwriter_proto_depIdxs = []int32{
 	12, // 12: nova.chainwriter.v1.ChainWriterService.Seal:input_type -> nova.chainwriter.v1.SealRequest
 	14, // 13: nova.chainwriter.v1.ChainWriterService.AbsorbTo:input_type -> nova.chainwriter.v1.AbsorbToRequest
 	16, // 14: nova.chainwriter.v1.ChainWriterService.LookupEntries:input_type -> nova.chainwriter.v1.LookupEntriesRequest
-	2,  // 15: nova.chainwriter.v1.ChainWriterService.OpenChain:output_type -> nova.chainwriter.v1.OpenChainResponse
-	9,  // 16: nova.chainwriter.v1.ChainWriterService.WriteEntries:output_type -> nova.chainwriter.v1.WriteEntriesResponse
-	11, // 17: nova.chainwriter.v1.ChainWriterService.Fence:output_type -> nova.chainwriter.v1.FenceResponse
-	13, // 18: nova.chainwriter.v1.ChainWriterService.Seal:output_type -> nova.chainwriter.v1.SealResponse
-	15, // 19: nova.chainwriter.v1.ChainWriterService.AbsorbTo:output_type -> nova.chainwriter.v1.AbsorbToResponse
-	18, // 20: nova.chainwriter.v1.ChainWriterService.LookupEntries:output_type -> nova.chainwriter.v1.LookupEntriesResponse
-	15, // [15:21] is the sub-list for method output_type
-	9,  // [9:15] is the sub-list for method input_type
+	19, // 15: nova.chainwriter.v1.ChainWriterService.Probe:input_type -> nova.chainwriter.v1.ProbeRequest
+	2,  // 16: nova.chainwriter.v1.ChainWriterService.OpenChain:output_type -> nova.chainwriter.v1.OpenChainResponse
+	9,  // 17: nova.chainwriter.v1.ChainWriterService.WriteEntries:output_type -> nova.chainwriter.v1.WriteEntriesResponse
+	11, // 18: nova.chainwriter.v1.ChainWriterService.Fence:output_type -> nova.chainwriter.v1.FenceResponse
+	13, // 19: nova.chainwriter.v1.ChainWriterService.Seal:output_type -> nova.chainwriter.v1.SealResponse
+	15, // 20: nova.chainwriter.v1.ChainWriterService.AbsorbTo:output_type -> nova.chainwriter.v1.AbsorbToResponse
+	18, // 21: nova.chainwriter.v1.ChainWriterService.LookupEntries:output_type -> nova.chainwriter.v1.LookupEntriesResponse
+	20, // 22: nova.chainwriter.v1.ChainWriterService.Probe:output_type -> nova.chainwriter.v1.ProbeResponse
+	16, // [16:23] is the sub-list for method output_type
+	9,  // [9:16] is the sub-list for method input_type
 	9,  // [9:9] is the sub-list for extension type_name
 	9,  // [9:9] is the sub-list for extension extendee
 	0,  // [0:9] is the sub-list for field type_name
@@ -1394,7 +1523,7 @@ func file_nova_chainwriter_v1_chainwriter_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_chainwriter_v1_chainwriter_proto_rawDesc), len(file_nova_chainwriter_v1_chainwriter_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

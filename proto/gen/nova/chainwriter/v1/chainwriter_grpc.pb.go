@@ -25,6 +25,7 @@ const (
 	ChainWriterService_Seal_FullMethodName          = "/nova.chainwriter.v1.ChainWriterService/Seal"
 	ChainWriterService_AbsorbTo_FullMethodName      = "/nova.chainwriter.v1.ChainWriterService/AbsorbTo"
 	ChainWriterService_LookupEntries_FullMethodName = "/nova.chainwriter.v1.ChainWriterService/LookupEntries"
+	ChainWriterService_Probe_FullMethodName         = "/nova.chainwriter.v1.ChainWriterService/Probe"
 )
 
 // ChainWriterServiceClient is the client API for ChainWriterService service.
@@ -34,7 +35,9 @@ const (
 // ChainWriterService owns its process's chains, and seals and absorbs any chain
 // on behalf of whoever recovers.
 type ChainWriterServiceClient interface {
-	// OpenChain returns the chain this life writes for a profile.
+	// OpenChain returns the chain this life writes for a profile. UNAVAILABLE with
+	// reason STORAGE_UNAVAILABLE while its object store takes nothing from it:
+	// another chain-writer may fare better.
 	OpenChain(ctx context.Context, in *OpenChainRequest, opts ...grpc.CallOption) (*OpenChainResponse, error)
 	// WriteEntries carries entries into the chain and commits back, in the order
 	// of the chain. The first message opens; the answer grants byte credit.
@@ -45,7 +48,8 @@ type ChainWriterServiceClient interface {
 	// Fence makes the shard's lower epochs end in the chain: once it returns, no
 	// entry of a lower epoch at or above the cut will ever count. Repeating it
 	// returns the same cut. FAILED_PRECONDITION with reason CHAIN_SEALED and the
-	// cut when the chain has ended; EPOCH_FENCED when a higher one was there.
+	// cut when the chain has ended; EPOCH_FENCED when a higher one was there. For
+	// a caller that does not reach the chain's writer, another one passes it on.
 	Fence(ctx context.Context, in *FenceRequest, opts ...grpc.CallOption) (*FenceResponse, error)
 	// Seal ends any chain and returns its cut. Repeating it returns the same cut.
 	Seal(ctx context.Context, in *SealRequest, opts ...grpc.CallOption) (*SealResponse, error)
@@ -54,6 +58,10 @@ type ChainWriterServiceClient interface {
 	// LookupEntries returns a stream's entries in the absorbed part of a chain,
 	// in chain order.
 	LookupEntries(ctx context.Context, in *LookupEntriesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LookupEntriesResponse], error)
+	// Probe tells which life answers, here or, asked through here, at the address
+	// of another chain-writer. Nobody seals a chain over the head of its registered
+	// writer before a second node has failed to reach that writer too.
+	Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeResponse, error)
 }
 
 type chainWriterServiceClient struct {
@@ -136,6 +144,16 @@ func (c *chainWriterServiceClient) LookupEntries(ctx context.Context, in *Lookup
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ChainWriterService_LookupEntriesClient = grpc.ServerStreamingClient[LookupEntriesResponse]
 
+func (c *chainWriterServiceClient) Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ProbeResponse)
+	err := c.cc.Invoke(ctx, ChainWriterService_Probe_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ChainWriterServiceServer is the server API for ChainWriterService service.
 // All implementations must embed UnimplementedChainWriterServiceServer
 // for forward compatibility.
@@ -143,7 +161,9 @@ type ChainWriterService_LookupEntriesClient = grpc.ServerStreamingClient[LookupE
 // ChainWriterService owns its process's chains, and seals and absorbs any chain
 // on behalf of whoever recovers.
 type ChainWriterServiceServer interface {
-	// OpenChain returns the chain this life writes for a profile.
+	// OpenChain returns the chain this life writes for a profile. UNAVAILABLE with
+	// reason STORAGE_UNAVAILABLE while its object store takes nothing from it:
+	// another chain-writer may fare better.
 	OpenChain(context.Context, *OpenChainRequest) (*OpenChainResponse, error)
 	// WriteEntries carries entries into the chain and commits back, in the order
 	// of the chain. The first message opens; the answer grants byte credit.
@@ -154,7 +174,8 @@ type ChainWriterServiceServer interface {
 	// Fence makes the shard's lower epochs end in the chain: once it returns, no
 	// entry of a lower epoch at or above the cut will ever count. Repeating it
 	// returns the same cut. FAILED_PRECONDITION with reason CHAIN_SEALED and the
-	// cut when the chain has ended; EPOCH_FENCED when a higher one was there.
+	// cut when the chain has ended; EPOCH_FENCED when a higher one was there. For
+	// a caller that does not reach the chain's writer, another one passes it on.
 	Fence(context.Context, *FenceRequest) (*FenceResponse, error)
 	// Seal ends any chain and returns its cut. Repeating it returns the same cut.
 	Seal(context.Context, *SealRequest) (*SealResponse, error)
@@ -163,6 +184,10 @@ type ChainWriterServiceServer interface {
 	// LookupEntries returns a stream's entries in the absorbed part of a chain,
 	// in chain order.
 	LookupEntries(*LookupEntriesRequest, grpc.ServerStreamingServer[LookupEntriesResponse]) error
+	// Probe tells which life answers, here or, asked through here, at the address
+	// of another chain-writer. Nobody seals a chain over the head of its registered
+	// writer before a second node has failed to reach that writer too.
+	Probe(context.Context, *ProbeRequest) (*ProbeResponse, error)
 	mustEmbedUnimplementedChainWriterServiceServer()
 }
 
@@ -190,6 +215,9 @@ func (UnimplementedChainWriterServiceServer) AbsorbTo(context.Context, *AbsorbTo
 }
 func (UnimplementedChainWriterServiceServer) LookupEntries(*LookupEntriesRequest, grpc.ServerStreamingServer[LookupEntriesResponse]) error {
 	return status.Error(codes.Unimplemented, "method LookupEntries not implemented")
+}
+func (UnimplementedChainWriterServiceServer) Probe(context.Context, *ProbeRequest) (*ProbeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Probe not implemented")
 }
 func (UnimplementedChainWriterServiceServer) mustEmbedUnimplementedChainWriterServiceServer() {}
 func (UnimplementedChainWriterServiceServer) testEmbeddedByValue()                            {}
@@ -302,6 +330,24 @@ func _ChainWriterService_LookupEntries_Handler(srv interface{}, stream grpc.Serv
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ChainWriterService_LookupEntriesServer = grpc.ServerStreamingServer[LookupEntriesResponse]
 
+func _ChainWriterService_Probe_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ProbeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ChainWriterServiceServer).Probe(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ChainWriterService_Probe_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ChainWriterServiceServer).Probe(ctx, req.(*ProbeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ChainWriterService_ServiceDesc is the grpc.ServiceDesc for ChainWriterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -324,6 +370,10 @@ var ChainWriterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AbsorbTo",
 			Handler:    _ChainWriterService_AbsorbTo_Handler,
+		},
+		{
+			MethodName: "Probe",
+			Handler:    _ChainWriterService_Probe_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
