@@ -9,6 +9,7 @@ package discovery
 import (
 	"context"
 	"errors"
+	"slices"
 )
 
 // ErrUnavailable: the registry did not answer; try again.
@@ -40,7 +41,24 @@ type Node struct {
 	Service Service           //
 	Address string            // host:port of its gRPC listener; opaque in process
 	Zone    string            // failure domain, may be empty
-	Meta    map[string]string // hints such as "life", "weight", "draining"
+	Meta    map[string]string // hints such as "life", "weight", MetaDraining
+}
+
+// MetaDraining is the key in Meta of a node that hands its work to others, with
+// any value.
+const MetaDraining = "draining"
+
+// Draining reports whether the node hands its work to others.
+func (n Node) Draining() bool { return n.Meta[MetaDraining] != "" }
+
+// Preferred returns the nodes to call: those that are not draining, or else
+// all of them, since a node that is draining still serves.
+func Preferred(nodes []Node) []Node {
+	stay := slices.DeleteFunc(slices.Clone(nodes), Node.Draining)
+	if len(stay) == 0 {
+		return nodes
+	}
+	return stay
 }
 
 // Hint says which node led a shard when it was written.

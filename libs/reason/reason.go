@@ -45,6 +45,8 @@ const (
 	StorageDown      Reason = "STORAGE_UNAVAILABLE"
 	ChecksumMismatch Reason = "CHECKSUM_MISMATCH"
 	Unimplemented    Reason = "FEATURE_MISSING" // metadata: feature
+	NodeNotFound     Reason = "NODE_NOT_FOUND"
+	NodeUnavailable  Reason = "NODE_UNAVAILABLE"
 )
 
 // The reasons that stay inside the trust domain.

@@ -46,6 +46,7 @@ type Telemetry struct {
 	Meter   metric.MeterProvider
 	Metrics http.Handler // Prometheus text
 
+	gatherer prometheus.Gatherer
 	shutdown []func(context.Context) error
 }
 
@@ -146,6 +147,7 @@ func (t *Telemetry) setupMetrics(ctx context.Context, res *resource.Resource) er
 	p := sdkmetric.NewMeterProvider(opts...)
 	t.Meter = p
 	t.shutdown = append(t.shutdown, p.Shutdown)
+	t.gatherer = registry
 	t.Metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(t.Log.Handler(), slog.LevelWarn)})
 	return nil
 }

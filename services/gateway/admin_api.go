@@ -29,7 +29,7 @@ func (s *Service) GetFleet(ctx context.Context, _ *novapb.GetFleetRequest) (*nov
 		}
 		for _, n := range nodes {
 			out.Nodes = append(out.Nodes, &novapb.Node{
-				NodeId: n.ID, Service: string(n.Service), Address: n.Address, Zone: n.Zone, Draining: n.Meta["draining"] != "",
+				NodeId: n.ID, Service: string(n.Service), Address: n.Address, Zone: n.Zone, Draining: n.Draining(),
 			})
 		}
 	}
@@ -161,21 +161,6 @@ func (s *Service) verifyStream(ctx context.Context, bucket, name string, srv nov
 			return err
 		}
 	}
-}
-
-// GetNodeStats is not available yet.
-func (s *Service) GetNodeStats(context.Context, *novapb.GetNodeStatsRequest) (*novapb.GetNodeStatsResponse, error) {
-	return nil, reason.Missing("node stats")
-}
-
-// DrainNode is not available yet.
-func (s *Service) DrainNode(context.Context, *novapb.DrainNodeRequest) (*novapb.DrainNodeResponse, error) {
-	return nil, reason.Missing("drain")
-}
-
-// UndrainNode is not available yet.
-func (s *Service) UndrainNode(context.Context, *novapb.UndrainNodeRequest) (*novapb.UndrainNodeResponse, error) {
-	return nil, reason.Missing("undrain")
 }
 
 // MintToken is not available yet.

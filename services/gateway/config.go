@@ -11,6 +11,7 @@ import (
 	"github.com/nova-stream/nova/libs/routing"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/node/v1"
 )
 
 // Config holds a gateway's settings.
@@ -38,11 +39,17 @@ type Registry interface {
 	Nodes(ctx context.Context, s discovery.Service) ([]discovery.Node, error)
 }
 
+// Nodes reaches single nodes.
+type Nodes interface {
+	Node(n discovery.Node) (nodepb.NodeServiceClient, error)
+}
+
 // Deps are what a gateway works with.
 type Deps struct {
 	Index    indexpb.IndexServiceClient
 	Router   Router
 	Readers  grpc.ClientConnInterface
 	Registry Registry
+	Nodes    Nodes
 	Log      *slog.Logger
 }

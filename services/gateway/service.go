@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -32,16 +33,19 @@ type Service struct {
 	read     novapb.ReadServiceClient
 	verify   readerpb.ReaderServiceClient
 	registry Registry
+	nodes    Nodes
 	log      *slog.Logger
 
 	running context.Context // ends when a stop begins: see stop.go
 	stop    context.CancelFunc
+
+	draining atomic.Bool
 }
 
 // New returns a gateway.
 func New(cfg Config, deps Deps) (*Service, error) {
-	if deps.Index == nil || deps.Router == nil || deps.Readers == nil || deps.Registry == nil {
-		return nil, errors.New("gateway: index, router, readers and registry are needed")
+	if deps.Index == nil || deps.Router == nil || deps.Readers == nil || deps.Registry == nil || deps.Nodes == nil {
+		return nil, errors.New("gateway: index, router, readers, registry and nodes are needed")
 	}
 	if cfg.Patience == 0 {
 		cfg.Patience = 45 * time.Second
@@ -55,7 +59,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s := &Service{
 		cfg: cfg, index: deps.Index, names: catalog.NewNames(catalog.New(deps.Index)), router: deps.Router,
 		read: novapb.NewReadServiceClient(deps.Readers), verify: readerpb.NewReaderServiceClient(deps.Readers),
-		registry: deps.Registry, log: deps.Log,
+		registry: deps.Registry, nodes: deps.Nodes, log: deps.Log,
 	}
 	s.leaders = novapb.NewAppendServiceClient(deps.Router.Leaders(s.names))
 	s.running, s.stop = context.WithCancel(context.Background())
@@ -71,8 +75,17 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 	novapb.RegisterAdminServiceServer(r, s)
 }
 
-// Ready returns nil: a gateway holds nothing that it must first find.
-func (s *Service) Ready() error { return nil }
+// Ready returns nil unless the gateway is draining: it holds nothing that it
+// must first find.
+func (s *Service) Ready() error {
+	if s.draining.Load() {
+		return errors.New("gateway: draining; it serves who calls, but load balancers should use others")
+	}
+	return nil
+}
+
+// SetDraining lets load balancers, which look at readiness, use other gateways.
+func (s *Service) SetDraining(draining bool) { s.draining.Store(draining) }
 
 // Run waits for ctx, and then ends the calls that would not end by themselves.
 func (s *Service) Run(ctx context.Context) error {

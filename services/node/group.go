@@ -44,6 +44,7 @@ type member struct {
 	part     Part
 	endpoint rpc.Endpoint
 	id       string
+	steering *steering
 
 	cancel     context.CancelFunc // ends Run
 	done       chan struct{}      // Run has returned
@@ -68,7 +69,13 @@ func (g *Group) Add(s discovery.Service, part Part, endpoint rpc.Endpoint, adver
 		advertise = endpoint.Address()
 	}
 	m := &member{service: s, part: part, endpoint: endpoint, id: p.ID(s), done: make(chan struct{})}
+	meta := map[string]string{"version": config.Version}
+	if l, ok := part.(interface{ LifeID() stream.LifeID }); ok {
+		meta["life"] = l.LifeID().String()
+	}
+	m.steering = newSteering(part, discovery.Node{ID: m.id, Service: s, Address: advertise, Zone: p.Settings.Zone, Meta: meta})
 	part.Register(endpoint)
+	p.control(m.steering, endpoint)
 	endpoint.Start()
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel
@@ -82,11 +89,6 @@ func (g *Group) Add(s discovery.Service, part Part, endpoint rpc.Endpoint, adver
 			p.Log.Warn("service ended with an error", "service", string(s), "err", err)
 		}
 	}()
-	meta := map[string]string{"version": config.Version}
-	if l, ok := part.(interface{ LifeID() stream.LifeID }); ok {
-		meta["life"] = l.LifeID().String()
-	}
-	n := discovery.Node{ID: m.id, Service: s, Address: advertise, Zone: p.Settings.Zone, Meta: meta}
 	registering, stop := context.WithCancel(context.Background())
 	m.register = stop
 	starting := errors.New("not registered yet")
@@ -99,7 +101,7 @@ func (g *Group) Add(s discovery.Service, part Part, endpoint rpc.Endpoint, adver
 			srv.SetReady(true)
 		}
 	}
-	m.registered.Go(func() { g.registerNode(registering, m, n) })
+	m.registered.Go(func() { g.registerNode(registering, m) })
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.members = append(g.members, m)
@@ -127,14 +129,24 @@ func (g *Group) announce(ctx context.Context, srv *rpc.Server) {
 	}
 }
 
-// registerNode tries until the node is registered: a registry that is down
-// must not stop a node that others may already know.
-func (g *Group) registerNode(ctx context.Context, m *member, n discovery.Node) {
-	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+// registerNode registers the node, and again whenever it begins or ends to
+// drain, and tries until it is done: a registry that is down must not stop a
+// node that others may already know.
+func (g *Group) registerNode(ctx context.Context, m *member) {
+	const least = 50 * time.Millisecond
+	for pause := least; ; {
+		n, change := m.steering.wanted()
 		err := g.process.Registry.Register(ctx, n)
 		if err == nil {
+			pause = least
 			m.unknown.Store(nil)
-			return
+			m.steering.registered(n)
+			select {
+			case <-change:
+				continue
+			case <-ctx.Done():
+				return
+			}
 		}
 		if ctx.Err() != nil {
 			return
@@ -142,6 +154,7 @@ func (g *Group) registerNode(ctx context.Context, m *member, n discovery.Node) {
 		m.unknown.Store(&err)
 		g.process.Log.WarnContext(ctx, "not registered, trying again", "id", n.ID, "err", err)
 		timer := time.NewTimer(pause)
+		pause = min(2*pause, 2*time.Second)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -31,6 +32,9 @@ type Process struct {
 	Cache    cachepb.CacheServiceClient
 
 	closers []func() error // called in reverse
+
+	mu       sync.Mutex
+	controls map[string]*control // the nodes of this process by id; guarded by mu
 }
 
 // OpenTelemetry sets up a program's telemetry.

@@ -21,6 +21,8 @@ type stubborn struct {
 
 func (s *stubborn) Address() string { return "test:" + s.name }
 
+func (s *stubborn) RegisterService(*grpc.ServiceDesc, any) {}
+
 func (s *stubborn) Start() {}
 
 func (s *stubborn) Stop(ctx context.Context) {

@@ -2,9 +2,10 @@
 //
 //	grpc.NewClient("nova:///sequencer", grpc.WithResolvers(resolver.New(registry)), ...)
 //
-// The addresses are those of the healthy nodes, and follow them. An empty set
-// fails calls as UNAVAILABLE; while the registry does not answer, the last set
-// stays.
+// The addresses are those of the healthy nodes, and follow them; of nodes that
+// are draining only when there is no other: calls under way there end in peace.
+// An empty set fails calls as UNAVAILABLE; while the registry does not answer,
+// the last set stays.
 package resolver
 
 import (
@@ -62,7 +63,7 @@ func (b builder) Build(target resolver.Target, cc resolver.ClientConn, _ resolve
 
 func state(nodes []discovery.Node) resolver.State {
 	var s resolver.State
-	for _, n := range nodes {
+	for _, n := range discovery.Preferred(nodes) {
 		a := resolver.Address{Addr: n.Address, Attributes: attributes.New(nodeKey, n.ID).WithValue(zoneKey, n.Zone)}
 		s.Addresses = append(s.Addresses, a)
 		s.Endpoints = append(s.Endpoints, resolver.Endpoint{Addresses: []resolver.Address{a}})

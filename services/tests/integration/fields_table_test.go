@@ -243,19 +243,19 @@ var fieldTable = map[string]methodFields{
 	},
 	"AdminService/GetFleet": {base: func(target, string) proto.Message { return &novapb.GetFleetRequest{} }},
 	"AdminService/GetNodeStats": {
-		missing: "node stats",
-		base:    func(target, string) proto.Message { return &novapb.GetNodeStatsRequest{NodeId: "node"} },
-		fields:  map[string]field{"node_id": nodeID},
+		absent: reason.NodeNotFound,
+		base:   func(target, string) proto.Message { return &novapb.GetNodeStatsRequest{NodeId: "node"} },
+		fields: map[string]field{"node_id": nodeID},
 	},
 	"AdminService/DrainNode": {
-		missing: "drain",
-		base:    func(target, string) proto.Message { return &novapb.DrainNodeRequest{NodeId: "node"} },
-		fields:  map[string]field{"node_id": nodeID},
+		absent: reason.NodeNotFound,
+		base:   func(target, string) proto.Message { return &novapb.DrainNodeRequest{NodeId: "node"} },
+		fields: map[string]field{"node_id": nodeID},
 	},
 	"AdminService/UndrainNode": {
-		missing: "undrain",
-		base:    func(target, string) proto.Message { return &novapb.UndrainNodeRequest{NodeId: "node"} },
-		fields:  map[string]field{"node_id": nodeID},
+		absent: reason.NodeNotFound,
+		base:   func(target, string) proto.Message { return &novapb.UndrainNodeRequest{NodeId: "node"} },
+		fields: map[string]field{"node_id": nodeID},
 	},
 	"AdminService/ListShards": {
 		base:   func(target, string) proto.Message { return &novapb.ListShardsRequest{} },

@@ -31,6 +31,9 @@ type methodFields struct {
 	creates bool
 	// missing is the feature that the RPC answers UNIMPLEMENTED with.
 	missing string
+	// absent is the reason of the NOT_FOUND that a good request gets, since what
+	// it names is not there.
+	absent reason.Reason
 	// verb and path are the HTTP form; verb "": there is none.
 	verb, path string
 }
@@ -290,6 +293,10 @@ func (w *fieldWorld) accepted(t *testing.T, md protoreflect.MethodDescriptor, m 
 		setField(t, req.ProtoReflect(), path, value)
 	}
 	err := w.call(within(t, time.Minute), md, at, req)
+	if m.absent != "" {
+		wantErr(t, err, codes.NotFound, m.absent)
+		return
+	}
 	if m.missing == "" {
 		if err != nil {
 			t.Fatalf("refused: %v", err)
