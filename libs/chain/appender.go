@@ -80,6 +80,7 @@ type Appender struct {
 	lanes   chan struct{}  // a token per flight in the air
 	flights chan *airborne // in slot order, to deliver; a place per lane
 	ending  chan struct{}  // closed by End
+	broken  chan struct{}  // closed when a flight did not land
 	ctx     context.Context
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when deliver has ended
@@ -107,7 +108,7 @@ func (s *Store) NewAppender(cfg AppenderConfig) *Appender {
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &Appender{
 		cfg: cfg, chains: s, lanes: make(chan struct{}, cfg.Lanes), flights: make(chan *airborne, cfg.Lanes), ending: make(chan struct{}),
-		ctx: ctx, cancel: cancel, done: make(chan struct{}),
+		broken: make(chan struct{}), ctx: ctx, cancel: cancel, done: make(chan struct{}),
 	}
 	go a.deliver()
 	return a
@@ -155,6 +156,11 @@ func (a *Appender) Launch(f Flight) error {
 	a.puts.Go(func() { fl.landed <- a.land(ctx, fl.slot, fl.Builder.Finish(fl.slot)) })
 	return nil
 }
+
+// Broken is closed when a flight did not land: the chain takes no more, and
+// every commit before that flight was told. Sealing it, which Done and the
+// outcomes of the rest wait for, may take for ever.
+func (a *Appender) Broken() <-chan struct{} { return a.broken }
 
 // Done is closed once the chain has ended, or Close was called, and every
 // flight was answered.
@@ -217,6 +223,9 @@ func (a *Appender) deliver() {
 			err = ErrStopped
 		}
 		a.stop()
+		if err != nil {
+			close(a.broken)
+		}
 		a.finish(f, err)
 		return
 	}

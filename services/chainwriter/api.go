@@ -67,6 +67,8 @@ func (s *Service) WriteEntries(srv chainwriterpb.ChainWriterService_WriteEntries
 	if err := srv.Send(&chainwriterpb.WriteEntriesResponse{CreditBytes: s.credit()}); err != nil {
 		return err
 	}
+	s.senders.Add(1)
+	defer s.senders.Add(-1)
 	ctx, cancel := context.WithCancelCause(srv.Context())
 	defer cancel(nil)
 	ses := newSession()
@@ -134,8 +136,16 @@ func entryOf(m *chainwriterpb.Entry) (bundle.Entry, error) {
 	return e, nil
 }
 
-// Fence ends a shard's lower epochs in the present chain.
+// Fence ends a shard's lower epochs in the present chain, or has another writer
+// do so in its own.
 func (s *Service) Fence(ctx context.Context, req *chainwriterpb.FenceRequest) (*chainwriterpb.FenceResponse, error) {
+	if a := req.GetWriterAddress(); a != "" && a != s.cfg.Address {
+		other, err := s.other(a)
+		if err != nil {
+			return nil, err
+		}
+		return other.Fence(ctx, &chainwriterpb.FenceRequest{ChainId: req.GetChainId(), Shard: req.GetShard(), Epoch: req.GetEpoch()})
+	}
 	w, err := s.owned(req.GetChainId())
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/objectstore"
@@ -60,12 +61,21 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// Connections finds other chain-writers.
+type Connections interface {
+	// Address returns a connection to one node.
+	Address(addr string) (grpc.ClientConnInterface, error)
+}
+
 // Deps are what a chain-writer works with.
 type Deps struct {
 	Objects objectstore.Store
 	Index   indexpb.IndexServiceClient
-	Log     *slog.Logger
-	Meter   metric.Meter
-	Tracer  trace.Tracer
-	Now     func() time.Time // default time.Now
+	// Conns reaches other chain-writers, to tell whether they are there; nil: this
+	// one cannot tell.
+	Conns  Connections
+	Log    *slog.Logger
+	Meter  metric.Meter
+	Tracer trace.Tracer
+	Now    func() time.Time // default time.Now
 }

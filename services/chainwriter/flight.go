@@ -65,6 +65,10 @@ func (w *writer) take() []*item {
 	return taken
 }
 
+// sealPatience is how long the senders of a chain that broke are kept, so that
+// they hear which of their last entries lie below the cut.
+const sealPatience = time.Second
+
 // run sends flights until the chain ends. When ctx ends it takes nothing more,
 // waits a while for what is in the air, and ends the chain itself: then its
 // shards need not find out that the writer is gone.
@@ -77,6 +81,17 @@ func (w *writer) run(ctx context.Context) {
 	}()
 	select {
 	case <-w.appender.Done():
+	case <-w.appender.Broken():
+		// Its senders go on elsewhere, however long it takes to seal it: the cut will
+		// tell them what became of their entries. Mostly that is at once.
+		w.end()
+		t := time.NewTimer(sealPatience)
+		defer t.Stop()
+		select {
+		case <-w.appender.Done():
+		case <-t.C:
+		case <-ctx.Done():
+		}
 	case <-ctx.Done():
 		w.appender.End()
 		t := time.NewTimer(w.cfg.StopTimeout)

@@ -2,6 +2,7 @@ package chainwriter
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/catalog"
@@ -33,10 +35,23 @@ type cluster struct {
 	t       testing.TB
 	objects *mem.Store
 	rows    *metafault.Store
+
+	mu    sync.Mutex
+	conns map[string]grpc.ClientConnInterface // by address
 }
 
 func newCluster(t testing.TB) *cluster {
-	return &cluster{t: t, objects: mem.New(), rows: metafault.New(metamem.New())}
+	return &cluster{t: t, objects: mem.New(), rows: metafault.New(metamem.New()), conns: map[string]grpc.ClientConnInterface{}}
+}
+
+// Address implements Connections.
+func (c *cluster) Address(address string) (grpc.ClientConnInterface, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if conn := c.conns[address]; conn != nil {
+		return conn, nil
+	}
+	return nil, errors.New("no such address")
 }
 
 // node is one running chain-writer and a connection to it.
@@ -44,6 +59,7 @@ type node struct {
 	chainwriterpb.ChainWriterServiceClient
 
 	svc     *Service
+	address string
 	objects *fault.Store
 	rows    *metafault.Store
 	stop    func()
@@ -52,13 +68,17 @@ type node struct {
 func (c *cluster) start(cfg Config) *node {
 	c.t.Helper()
 	n := &node{objects: fault.New(c.objects), rows: c.rows.Fork()}
-	cfg.Address = "inproc:writer"
+	c.mu.Lock()
+	name := fmt.Sprint("writer", len(c.conns))
+	c.mu.Unlock()
+	n.address = rpc.Scheme + name
+	cfg.Address = n.address
 	var err error
-	if n.svc, err = New(cfg, Deps{Objects: n.objects, Index: chaintest.NewIndex(n.rows)}); err != nil {
+	if n.svc, err = New(cfg, Deps{Objects: n.objects, Index: chaintest.NewIndex(n.rows), Conns: c}); err != nil {
 		c.t.Fatal(err)
 	}
 	in := rpc.NewInproc(rpc.Options{})
-	server, err := in.Server("writer")
+	server, err := in.Server(name)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -73,6 +93,9 @@ func (c *cluster) start(cfg Config) *node {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	c.mu.Lock()
+	c.conns[n.address] = conn
+	c.mu.Unlock()
 	n.ChainWriterServiceClient = chainwriterpb.NewChainWriterServiceClient(conn)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

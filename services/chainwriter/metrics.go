@@ -17,8 +17,9 @@ type metrics struct {
 	backlogFull metric.Int64Counter
 }
 
-// newMetrics makes them; load is asked for the bytes in the pool and the backlog.
-func newMetrics(m metric.Meter, load func() (pooled, backlog int64)) (*metrics, error) {
+// newMetrics makes them; load is asked for the bytes in the pool and the backlog,
+// unsealed for the chains that broke and have no cut yet.
+func newMetrics(m metric.Meter, load func() (pooled, backlog int64), unsealed func() int64) (*metrics, error) {
 	if m == nil {
 		m = noop.Meter{}
 	}
@@ -45,6 +46,7 @@ func newMetrics(m metric.Meter, load func() (pooled, backlog int64)) (*metrics, 
 	}
 	gauge("nova.chainwriter.pool.bytes", "By", "Entries that wait or are in the air.", func() int64 { n, _ := load(); return n })
 	gauge("nova.chainwriter.backlog.slots", "{slot}", "Committed slots of the present chain not known to be absorbed.", func() int64 { _, n := load(); return n })
+	gauge("nova.chainwriter.unsealed.chains", "{chain}", "Chains of this life that broke and could not be sealed yet.", unsealed)
 	return &metrics{
 		flight:      flight,
 		entries:     counter("nova.chainwriter.committed.entries", "{entry}", "Entries committed."),

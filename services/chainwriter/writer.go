@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -28,6 +29,7 @@ type writer struct {
 	now      func() time.Time
 	gone     chan struct{} // closed when run has returned
 	hurry    chan struct{} // capacity 1: a flight need not linger any more
+	sealed   atomic.Bool   // the chain's cut is recorded, as this life knows
 
 	mu       sync.Mutex // guards what follows
 	changed  *sync.Cond // room, work, backlog or ended changed
@@ -225,10 +227,19 @@ func (w *writer) beginFence(n stream.Shard, epoch stream.Epoch, span []byte) (*f
 	return st.fence, nil
 }
 
+// sealedAt returns the cut, if the appender learned it.
+func (w *writer) sealedAt() (stream.Slot, bool) {
+	cut, err := w.appender.Cut()
+	if err == nil {
+		w.sealed.Store(true)
+	}
+	return cut, err == nil
+}
+
 // errEnded says where the chain ended, if it is known.
 func (w *writer) errEnded() error {
-	cut, err := w.appender.Cut()
-	if err != nil {
+	cut, ok := w.sealedAt()
+	if !ok {
 		return errSealed()
 	}
 	return reason.New(codes.FailedPrecondition, reason.ChainSealed, fmt.Sprintf("the chain has ended at slot %d", cut), reason.KeyCut, reason.Text(cut))

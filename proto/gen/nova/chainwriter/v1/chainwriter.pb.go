@@ -565,8 +565,9 @@ type Refusal struct {
 	Shard   uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	Epoch   uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	EntryNo uint64                 `protobuf:"varint,3,opt,name=entry_no,json=entryNo,proto3" json:"entry_no,omitempty"`
-	// EPOCH_FENCED: a higher epoch was there. CHAIN_SEALED: the chain has ended
-	// and its cut is recorded. ENTRY_GAP: not the next entry number.
+	// EPOCH_FENCED: a higher epoch was there. CHAIN_SEALED: the chain takes no
+	// more, whether or not it has its cut by now. ENTRY_GAP: not the next entry
+	// number.
 	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
