@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"slices"
 
 	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/stream"
@@ -41,25 +40,26 @@ const (
 
 // Builder gathers the entries of one flight. The zero value is not usable.
 type Builder struct {
-	buf    []byte
-	footer []byte
-	count  uint32
+	preamble []byte
+	entries  []Entry
+	size     int // bytes of the preamble and the entries
+	footer   []byte
 }
 
 // NewBuilder starts a flight of a chain.
 func NewBuilder(chain stream.ChainID, flight stream.FlightID, profile stream.Profile) *Builder {
-	b := &Builder{}
-	b.buf = append(b.buf, bundleMagic...)
-	b.buf = append(b.buf, Version, byte(profile), 0, 0)
-	b.buf = append(b.buf, chain[:]...)
-	b.buf = append(b.buf, flight[:]...)
-	b.buf = append(b.buf, make([]byte, preamble-slotOffset)...) // slot and checksum, by Finish
+	b := &Builder{preamble: make([]byte, 0, preamble), size: preamble}
+	b.preamble = append(b.preamble, bundleMagic...)
+	b.preamble = append(b.preamble, Version, byte(profile), 0, 0)
+	b.preamble = append(b.preamble, chain[:]...)
+	b.preamble = append(b.preamble, flight[:]...)
 	return b
 }
 
-// Add appends an entry and returns where it lies. Its body is copied. It fails,
-// and adds nothing, for an entry that breaks the format's rules or does not fit.
-// The chunk's payload is not looked at: whoever took it in did (chunk.Check).
+// Add appends an entry and returns where it lies. Its body is kept, and copied
+// by Finish: it must not change until then. Add fails, and adds nothing, for an
+// entry that breaks the format's rules or does not fit. The chunk's payload is
+// not looked at: whoever took it in did (chunk.Check).
 func (b *Builder) Add(e Entry) (offset, length uint32, err error) {
 	if err := e.check(); err != nil {
 		return 0, 0, err
@@ -79,47 +79,52 @@ func (b *Builder) Add(e Entry) (offset, length uint32, err error) {
 	if b.Size()+EntryOverhead+len(e.Body)+footerEntry+len(header) > MaxBytes {
 		return 0, 0, fmt.Errorf("add entry of %d bytes to a bundle of %d: the limit is %d", len(e.Body), b.Size(), MaxBytes)
 	}
-	// Doubling copies less than append's smaller steps, and Finish finds room.
-	if room := b.Size() + EntryOverhead + len(e.Body) + footerEntry + len(header); room > cap(b.buf) {
-		b.buf = slices.Grow(b.buf, max(room, 2*cap(b.buf))-len(b.buf))
-	}
-	offset = uint32(len(b.buf))
-	b.buf = appendEntry(b.buf, &e)
-	length = uint32(len(b.buf)) - offset
+	offset, length = uint32(b.size), uint32(EntryOverhead+len(e.Body))
+	b.size += int(length)
+	b.entries = append(b.entries, e)
 	le := binary.LittleEndian
 	b.footer = le.AppendUint32(b.footer, offset)
 	b.footer = le.AppendUint32(b.footer, length)
-	short := e
-	short.Body = header
-	b.footer = appendEntryHeader(b.footer, &short)
+	// The footer has the entry's header, of what the footer has of its body.
+	e.Body = header
+	b.footer = appendEntryHeader(b.footer, &e)
 	b.footer = append(b.footer, header...)
-	b.count++
 	return offset, length, nil
 }
 
 // Size returns the bytes that Finish would return now.
-func (b *Builder) Size() int { return len(b.buf) + len(b.footer) + trailer }
+func (b *Builder) Size() int { return b.size + len(b.footer) + trailer }
 
 // Count returns the number of entries.
-func (b *Builder) Count() int { return int(b.count) }
+func (b *Builder) Count() int { return len(b.entries) }
 
 // Finish returns the bundle for a slot. The builder is used up: a flight goes
 // into one slot only, and every try to put it there must write these bytes.
 func (b *Builder) Finish(slot stream.Slot) []byte {
 	le := binary.LittleEndian
-	le.PutUint64(b.buf[slotOffset:], uint64(slot))
-	le.PutUint32(b.buf[preamble-crcBytes:], crc32.Checksum(b.buf[:preamble-crcBytes], castagnoli))
-	crc := joinedCRC(b.buf, b.footer)
-	offset := uint32(len(b.buf))
-	out := append(b.buf, b.footer...)
-	start := len(out)
-	out = le.AppendUint32(out, offset)
-	out = le.AppendUint32(out, uint32(len(b.footer)))
-	out = le.AppendUint32(out, b.count)
-	out = le.AppendUint32(out, crc)
-	out = le.AppendUint32(out, crc32.Checksum(out[start:], castagnoli))
-	out = append(out, bundleMagic...)
-	b.buf, b.footer = nil, nil
+	start := le.AppendUint64(b.preamble, uint64(slot))
+	start = le.AppendUint32(start, crc32.Checksum(start, castagnoli))
+	// Large bodies are copied once, into memory that is taken in one piece and not
+	// cleared before: that is what Join does.
+	parts := make([][]byte, 0, 3*len(b.entries)+3)
+	parts = append(parts, start)
+	frames := make([]byte, 0, len(b.entries)*EntryOverhead)
+	for i := range b.entries {
+		e, at := &b.entries[i], len(frames)
+		frames = appendEntryHeader(frames, e)
+		header := frames[at:]
+		frames = le.AppendUint32(frames, crc32.Update(crc32.Checksum(header, castagnoli), castagnoli, e.Body))
+		parts = append(parts, header, e.Body, frames[len(frames)-crcBytes:])
+	}
+	end := make([]byte, 0, trailer)
+	end = le.AppendUint32(end, uint32(b.size))
+	end = le.AppendUint32(end, uint32(len(b.footer)))
+	end = le.AppendUint32(end, uint32(len(b.entries)))
+	end = le.AppendUint32(end, joinedCRC(start, b.footer))
+	end = le.AppendUint32(end, crc32.Checksum(end, castagnoli))
+	end = append(end, bundleMagic...)
+	out := bytes.Join(append(parts, b.footer, end), nil)
+	*b = Builder{}
 	return out
 }
 

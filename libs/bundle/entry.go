@@ -60,14 +60,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// appendEntry encodes header, body and a CRC32C over both.
-func appendEntry(dst []byte, e *Entry) []byte {
-	start := len(dst)
-	dst = appendEntryHeader(dst, e)
-	dst = append(dst, e.Body...)
-	return binary.LittleEndian.AppendUint32(dst, crc32.Checksum(dst[start:], castagnoli))
-}
-
+// appendEntryHeader encodes what precedes the body; a CRC32C over both follows.
 func appendEntryHeader(dst []byte, e *Entry) []byte {
 	le := binary.LittleEndian
 	dst = append(dst, entryMagic, byte(e.Kind))

@@ -1,6 +1,7 @@
 package chunk
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -31,7 +32,7 @@ var encoder = sync.OnceValue(func() *zstd.Encoder {
 	return e
 })
 
-type buffers struct{ raw, packed, hash []byte }
+type buffers struct{ raw, packed, hash, head []byte }
 
 var pool = sync.Pool{New: func() any { return new(buffers) }}
 
@@ -72,7 +73,11 @@ func Encode(dst []byte, in Input) ([]byte, Header, error) {
 	if err := h.derive(); err != nil {
 		return dst, Header{}, fmt.Errorf("encode chunk: %w: %w", err, ErrInput)
 	}
-	dst = slices.Grow(dst, headerSize(&h)+len(payload))
+	if cap(dst)-len(dst) < headerSize(&h)+len(payload) {
+		// Memory of just this size, that is not cleared before it is written.
+		buf.head = appendHeader(buf.head[:0], &h)
+		return bytes.Join([][]byte{dst, buf.head, payload}, nil), h, nil
+	}
 	dst = appendHeader(dst, &h)
 	return append(dst, payload...), h, nil
 }
