@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -111,67 +108,19 @@ func dash(s string) string {
 	return s
 }
 
-func (a *app) nodeCommand() *cobra.Command {
-	one := func(use, short string, f func(ctx context.Context, c *client.Client, node string) (any, error)) *cobra.Command {
-		return &cobra.Command{Use: use + " NODE", Short: short, Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
-			return a.call(cmd, func(ctx context.Context, c *client.Client) error {
-				v, err := f(ctx, c, args[0])
-				if err != nil {
-					return err
-				}
-				return a.show(v, func(w io.Writer) { nodeText(w, use, args[0], v) })
-			})
-		}}
-	}
-	return group("node", "show and steer a node",
-		one("stats", "show a node's figures", func(ctx context.Context, c *client.Client, node string) (any, error) {
-			res, err := c.Admin.GetNodeStats(ctx, &novapb.GetNodeStatsRequest{NodeId: node})
-			return res.GetStats(), err
-		}),
-		one("drain", "hand a node's work to others", func(ctx context.Context, c *client.Client, node string) (any, error) {
-			_, err := c.Admin.DrainNode(ctx, &novapb.DrainNodeRequest{NodeId: node})
-			return map[string]string{"draining": node}, err
-		}),
-		one("undrain", "let a node take work again", func(ctx context.Context, c *client.Client, node string) (any, error) {
-			_, err := c.Admin.UndrainNode(ctx, &novapb.UndrainNodeRequest{NodeId: node})
-			return map[string]string{"undrained": node}, err
-		}))
-}
-
-func nodeText(w io.Writer, use, node string, v any) {
-	stats, ok := v.(map[string]float64)
-	if !ok {
-		fmt.Fprintln(w, use, node)
-		return
-	}
-	var rows [][]string
-	for _, name := range slices.Sorted(maps.Keys(stats)) {
-		rows = append(rows, []string{name, strconv.FormatFloat(stats[name], 'f', -1, 64)})
-	}
-	table(w, rows...)
-}
-
 func (a *app) shardCommand() *cobra.Command {
 	return group("shard", "show shards", &cobra.Command{Use: "list", Short: "list the shards and who leads them", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
 			rows := [][]string{{"SHARD", "EPOCH", "STATE", "LEADER", "CHAINS"}}
-			for start := uint32(0); ; {
-				res, err := c.Admin.ListShards(ctx, &novapb.ListShardsRequest{Start: start})
-				if err != nil {
-					return err
+			err := eachShard(ctx, c, func(s *novapb.ShardInfo) error {
+				if a.output == "json" {
+					return a.show(view(s), nil)
 				}
-				for _, s := range res.GetShards() {
-					start = s.GetShard() + 1
-					if a.output == "json" {
-						if err := a.show(view(s), nil); err != nil {
-							return err
-						}
-					}
-					rows = append(rows, []string{fmt.Sprint(s.GetShard()), fmt.Sprint(s.GetEpoch()), s.GetState(), s.GetLeader(), fmt.Sprint(len(s.GetChainIds()))})
-				}
-				if !res.GetHasMore() || len(res.GetShards()) == 0 {
-					break
-				}
+				rows = append(rows, []string{fmt.Sprint(s.GetShard()), fmt.Sprint(s.GetEpoch()), s.GetState(), s.GetLeader(), fmt.Sprint(len(s.GetChainIds()))})
+				return nil
+			})
+			if err != nil {
+				return err
 			}
 			if a.output != "json" {
 				table(a.Out, rows...)
@@ -179,6 +128,25 @@ func (a *app) shardCommand() *cobra.Command {
 			return nil
 		})
 	}})
+}
+
+// eachShard calls f for every shard record, by number.
+func eachShard(ctx context.Context, c *client.Client, f func(*novapb.ShardInfo) error) error {
+	for start := uint32(0); ; {
+		res, err := c.Admin.ListShards(ctx, &novapb.ListShardsRequest{Start: start})
+		if err != nil {
+			return err
+		}
+		for _, s := range res.GetShards() {
+			start = s.GetShard() + 1
+			if err := f(s); err != nil {
+				return err
+			}
+		}
+		if !res.GetHasMore() || len(res.GetShards()) == 0 {
+			return nil
+		}
+	}
 }
 
 func (a *app) chainCommand() *cobra.Command {

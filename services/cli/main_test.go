@@ -23,6 +23,7 @@ type world struct {
 
 	address string
 	environ []string
+	notices time.Duration // between lines about a wait
 }
 
 // begin returns a server with the empty stream tests/log.
@@ -66,7 +67,7 @@ func (w *world) run(t *testing.T, in string, args ...string) result {
 
 func (w *world) runIn(ctx context.Context, in io.Reader, args ...string) result {
 	var out, errs output
-	code := Execute(ctx, args, Streams{In: in, Out: &out, Err: &errs, Environ: w.environ})
+	code := Execute(ctx, args, Streams{In: in, Out: &out, Err: &errs, Environ: w.environ, notices: w.notices})
 	return result{code, out.String(), errs.String()}
 }
 

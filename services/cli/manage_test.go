@@ -197,9 +197,6 @@ func TestOperations(t *testing.T) {
 	if out := w.must(t, "", "node", "stats", "n1", "-o", "json"); out != `{"nova.sequencer.pool":0.5,"nova.sequencer.streams":3}`+"\n" {
 		t.Errorf("%q", out)
 	}
-	if r := w.run(t, "", "node", "drain", "n1"); r.code != 1 || r.err != "nova: draining is not available in this version\n" {
-		t.Errorf("%+v", r)
-	}
 	if out := w.must(t, "", "shard", "list"); !strings.Contains(out, "serving") {
 		t.Error(out)
 	}

@@ -33,6 +33,8 @@ type Streams struct {
 	Environ  []string
 	// Terminal says that Err is a terminal, which gets progress.
 	Terminal bool
+
+	notices time.Duration // between lines about a wait, 0: the usual; for tests
 }
 
 // app is what the commands share.

@@ -104,6 +104,7 @@ type control struct {
 
 	process  *Process
 	steering *steering
+	patience time.Duration // of Drain and Undrain with discovery
 }
 
 const (
@@ -129,7 +130,7 @@ func (c *control) set(ctx context.Context, id string, draining bool) error {
 	}
 	c.steering.set(draining)
 	c.process.Log.InfoContext(ctx, "draining changed", "node", id, "draining", draining)
-	waiting, cancel := context.WithTimeout(ctx, showPatience)
+	waiting, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
 	if err := c.steering.await(waiting); err != nil && ctx.Err() == nil {
 		return reason.New(codes.Unavailable, reason.NodeUnavailable, "node "+id+" does as it is told, but cannot tell discovery; it goes on trying")
@@ -162,7 +163,7 @@ func (c *control) check(id string) error {
 
 // control gives an endpoint the NodeService of its node.
 func (p *Process) control(s *steering, r grpc.ServiceRegistrar) {
-	c := &control{process: p, steering: s}
+	c := &control{process: p, steering: s, patience: showPatience}
 	nodepb.RegisterNodeServiceServer(r, c)
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -181,9 +181,30 @@ func (ss streamService) DeleteStream(ctx context.Context, r *novapb.DeleteStream
 	return &novapb.DeleteStreamResponse{}, nil
 }
 
-// GetFleet returns one node.
+// SetFleet says which nodes there are and who leads which shard, at first the
+// sequencer n1 and shard 1.
+func (s *Server) SetFleet(nodes []*novapb.Node, shards ...*novapb.ShardInfo) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nodes, s.shards = nodes, shards
+}
+
+// Lead gives every shard that is led from one address to another.
+func (s *Server) Lead(from, to string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, sh := range s.shards {
+		if sh.GetLeader() == from {
+			s.shards[i] = &novapb.ShardInfo{Shard: sh.GetShard(), Epoch: sh.GetEpoch() + 1, State: "serving", Leader: to, ChainIds: sh.GetChainIds()}
+		}
+	}
+}
+
+// GetFleet returns the nodes.
 func (s *Server) GetFleet(context.Context, *novapb.GetFleetRequest) (*novapb.GetFleetResponse, error) {
-	return &novapb.GetFleetResponse{ConstellationId: "01J00000000000000000000000", ShardCount: 16, Nodes: []*novapb.Node{{NodeId: "n1", Service: "sequencer", Address: "127.0.0.1:1"}}}, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &novapb.GetFleetResponse{ConstellationId: "01J00000000000000000000000", ShardCount: 16, Nodes: slices.Clone(s.nodes)}, nil
 }
 
 // GetNodeStats returns two figures.
@@ -191,14 +212,38 @@ func (s *Server) GetNodeStats(context.Context, *novapb.GetNodeStatsRequest) (*no
 	return &novapb.GetNodeStatsResponse{Stats: map[string]float64{"nova.sequencer.streams": 3, "nova.sequencer.pool": 0.5}}, nil
 }
 
-// DrainNode is not available.
-func (s *Server) DrainNode(context.Context, *novapb.DrainNodeRequest) (*novapb.DrainNodeResponse, error) {
-	return nil, reason.Missing("draining")
+// DrainNode marks a node.
+func (s *Server) DrainNode(_ context.Context, r *novapb.DrainNodeRequest) (*novapb.DrainNodeResponse, error) {
+	return &novapb.DrainNodeResponse{}, s.setDraining(r.GetNodeId(), true)
 }
 
-// ListShards returns one shard.
-func (s *Server) ListShards(context.Context, *novapb.ListShardsRequest) (*novapb.ListShardsResponse, error) {
-	return &novapb.ListShardsResponse{Shards: []*novapb.ShardInfo{{Shard: 1, Epoch: 7, State: "serving", Leader: "127.0.0.1:1", ChainIds: []string{"c"}}}}, nil
+// UndrainNode marks a node.
+func (s *Server) UndrainNode(_ context.Context, r *novapb.UndrainNodeRequest) (*novapb.UndrainNodeResponse, error) {
+	return &novapb.UndrainNodeResponse{}, s.setDraining(r.GetNodeId(), false)
+}
+
+func (s *Server) setDraining(id string, draining bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, n := range s.nodes {
+		if n.GetNodeId() == id {
+			s.nodes[i] = &novapb.Node{NodeId: id, Service: n.GetService(), Address: n.GetAddress(), Zone: n.GetZone(), Draining: draining}
+			return nil
+		}
+	}
+	return reason.New(codes.NotFound, reason.NodeNotFound, "discovery sees no node "+id)
+}
+
+// ListShards returns the shards, one to a page.
+func (s *Server) ListShards(_ context.Context, r *novapb.ListShardsRequest) (*novapb.ListShardsResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, sh := range s.shards {
+		if sh.GetShard() >= r.GetStart() {
+			return &novapb.ListShardsResponse{Shards: s.shards[i : i+1 : i+1], HasMore: i+1 < len(s.shards)}, nil
+		}
+	}
+	return &novapb.ListShardsResponse{}, nil
 }
 
 // ListChains returns one chain.

@@ -54,6 +54,8 @@ type Server struct {
 	streams map[string]*state // by BUCKET/STREAM
 	changed chan struct{}     // closed and replaced at every change
 	now     func() time.Time
+	nodes   []*novapb.Node
+	shards  []*novapb.ShardInfo
 
 	// Findings are what Verify reports.
 	Findings []*novapb.VerifyFinding
@@ -80,7 +82,11 @@ type state struct {
 
 // New returns a server without buckets.
 func New() *Server {
-	return &Server{buckets: map[string]*novapb.Bucket{}, streams: map[string]*state{}, changed: make(chan struct{}), now: time.Now}
+	return &Server{
+		buckets: map[string]*novapb.Bucket{}, streams: map[string]*state{}, changed: make(chan struct{}), now: time.Now,
+		nodes:  []*novapb.Node{{NodeId: "n1", Service: "sequencer", Address: "127.0.0.1:1"}},
+		shards: []*novapb.ShardInfo{{Shard: 1, Epoch: 7, State: "serving", Leader: "127.0.0.1:1", ChainIds: []string{"c"}}},
+	}
 }
 
 // Serve serves on a free port of loopback until the test ends, and returns its
@@ -303,7 +309,7 @@ func (s *Server) storeLocked(st *state, b batch) (*novapb.AppendAck, error) {
 	out.LastTimestamp, out.Hash = last, hash
 	st.sealed = b.seal
 	if b.producer.ID != "" {
-		st.producers.Record(b.producer, out)
+		st.producers.Record(b.producer, out, now)
 	}
 	s.notifyLocked()
 	return ackOf(st, out, false), nil

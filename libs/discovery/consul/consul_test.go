@@ -113,6 +113,78 @@ func TestNodeThatStopsServingIsNotHealthy(t *testing.T) {
 	awaitIDs(t, r, discovery.Reader, "a")
 }
 
+// A node that begins to drain stays where it was: nobody misses it for a moment,
+// its health check goes on, and so do the hints of the shards that it leads.
+func TestDrainingKeepsTheNode(t *testing.T) {
+	address := consultest.Start(t)
+	r := open(t, consul.Config{Address: address, Constellation: "c"})
+	serving := health.NewServer()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	grpc_health_v1.RegisterHealthServer(server, serving)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(l)
+	}()
+	defer func() { server.Stop(); <-done }()
+
+	n := discovery.Node{ID: "a", Service: discovery.Sequencer, Address: l.Addr().String(), Meta: map[string]string{"life": "l"}}
+	if err := r.Register(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	hint := discovery.Hint{Shard: 7, Epoch: 3, Address: n.Address}
+	if err := r.PutHint(t.Context(), hint); err != nil {
+		t.Fatal(err)
+	}
+	watching, stop := context.WithCancel(t.Context())
+	defer stop()
+	sets, err := r.Watch(watching, discovery.Sequencer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 7 {
+		n = n.Clone()
+		delete(n.Meta, discovery.MetaDraining)
+		if i%2 == 0 {
+			n.Meta[discovery.MetaDraining] = "1"
+		}
+		if err := r.Register(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+		if nodes, err := r.Nodes(t.Context(), discovery.Sequencer); err != nil || len(nodes) != 1 || !nodes[0].Equal(n) {
+			t.Fatalf("registered %v, see %v, %v", n, nodes, err)
+		}
+	}
+	for draining := false; !draining; {
+		select {
+		case set := <-sets:
+			if len(set) != 1 || set[0].ID != "a" {
+				t.Fatalf("a watch saw %v", set)
+			}
+			draining = set[0].Equal(n)
+		case <-time.After(discoverytest.Patience):
+			t.Fatal("a watch does not see it draining")
+		}
+	}
+	hints, err := r.WatchHints(watching)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := <-hints; len(got) != 1 || got[0] != hint {
+		t.Errorf("hints %v, want %v", got, hint)
+	}
+	checks, err := client(t, address).Agent().Checks()
+	if err != nil || len(checks) != 1 {
+		t.Errorf("the agent has the checks %v, %v", checks, err)
+	}
+	serving.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	awaitIDs(t, r, discovery.Sequencer)
+}
+
 func TestTTLNodeStaysHealthyWhileItLives(t *testing.T) {
 	address := consultest.Start(t)
 	r := open(t, consul.Config{Address: address, Constellation: "c", Check: consul.TTL})

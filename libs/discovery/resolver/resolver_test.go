@@ -58,6 +58,13 @@ func follow(t *testing.T, registry discovery.Registry) {
 	awaitPeers(t, conn, a.Address)
 	register(t, registry, b)
 	awaitPeers(t, conn, a.Address, b.Address)
+	// One that is draining is called only while there is no other.
+	a.Meta = map[string]string{discovery.MetaDraining: "1"}
+	register(t, registry, a)
+	awaitPeers(t, conn, b.Address)
+	b.Meta = a.Meta
+	register(t, registry, b)
+	awaitPeers(t, conn, a.Address, b.Address)
 	if err := registry.Deregister(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
