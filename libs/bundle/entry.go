@@ -45,7 +45,7 @@ type Entry struct {
 	Epoch     stream.Epoch
 	EntryNo   stream.EntryNo
 	StreamID  stream.ID     // zero for a fence, and only for it
-	Timestamp stream.Millis // of control entries; a chunk's are in its header
+	Timestamp stream.Millis // when it was numbered, by its leader's clock
 	Body      []byte
 }
 

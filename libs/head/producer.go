@@ -16,9 +16,15 @@ const (
 	// MaxBatches is how many of its last batches each producer may send again:
 	// the pipeline limit of an append session.
 	MaxBatches = 16
+	// MaxTableBytes limits the table as it stands in a head's record. Beyond it
+	// the producers that were silent for longest keep fewer batches, each at least
+	// its last one.
+	MaxTableBytes = 40 << 10
 	// Horizon is how long a producer that sends nothing is remembered for sure.
 	Horizon = 7 * 24 * time.Hour
 )
+
+const horizon = stream.Millis(Horizon / time.Millisecond)
 
 // Batch is a stored batch, enough to repeat its first acknowledgement.
 type Batch struct {
@@ -38,10 +44,17 @@ const (
 	Accept Verdict = iota
 	// Duplicate: stored before; repeat its acknowledgement.
 	Duplicate
-	// Fenced: a higher producer epoch was there.
+	// Fenced: a higher producer epoch was there. The batch may have been stored
+	// before it.
 	Fenced
-	// Gap: not the next batch, or one too old to be remembered.
+	// Gap: not the next batch; it was never stored.
 	Gap
+	// Lost: not the next batch; it may have been stored, by a producer or further
+	// back than what is remembered.
+	Lost
+	// Old: a ULID born before the horizon that is not remembered; its batch was
+	// never stored.
+	Old
 	// Full: the table has no room for another producer.
 	Full
 )
@@ -51,45 +64,47 @@ const (
 // A producer that is not remembered may only start at batch 0. To forget one
 // must therefore not make its batch 0 acceptable again (I5). A producer whose
 // id is a ULID carries the time of its birth: when the table is full the one
-// silent for longest is forgotten and Forgotten raised to its birth; unknown
-// ULIDs born at or before Forgotten are refused from then on.
-// Ids that are no ULIDs are forgotten only when they were silent for Horizon;
-// a table full of younger ones is Full.
+// silent for longest is forgotten and its birth noted; unknown ULIDs born at or
+// before that are refused from then on, as are those born before the horizon.
+// Ids that are no ULIDs, and ULIDs whose birth is still to come, cannot be told
+// from newcomers that way: they are forgotten only when they were silent for
+// Horizon. A table full of them is Full.
+//
+// Time is that of the log: when each batch was numbered, by its leader's clock.
+// Records' timestamps may be the client's own and count for nothing here. So
+// whoever folds a log forgets what its leader forgot.
 //
 // The zero value is empty and ready.
 type Producers struct {
 	byID  map[string]*list.Element
 	order *list.List // of *producer, least recently heard of first
-	// Forgotten is the birth time, in milliseconds, up to which unknown ULID
-	// producers are refused.
-	Forgotten stream.Millis
-	// clock is the latest time that Check was told. Silence is measured by it
-	// and not by the records' timestamps, which may be the client's own.
-	clock stream.Millis
+	bytes int        // of the producers in a head's record
+
+	// forgottenUntil is the latest birth of a forgotten ULID; forgotten counts
+	// the producers that were forgotten.
+	forgottenUntil stream.Millis
+	forgotten      uint64
 }
 
 type producer struct {
 	id      string
+	born    stream.Millis // of a ULID; notBorn for other ids
 	epoch   uint64
-	heard   stream.Millis // by clock; 0: before the first Check, which is not known
-	batches []Batch       // oldest first, at most MaxBatches, consecutive in Seq
+	heard   stream.Millis
+	batches []Batch // oldest first, at most MaxBatches, consecutive in Seq
+	bytes   int     // of batches in a head's record
 }
 
-// Check says what to do with a batch, and for Duplicate which one it repeats.
-// expected is the epoch that fenced it, or the batch_seq that is due.
+// notBorn is the birth of ids that carry none: no time reaches it.
+const notBorn = stream.Millis(1<<63 - 1)
+
+// Check says what to do with a batch that arrives now, and for Duplicate which
+// one it repeats. expected is the epoch that fenced it, or the batch_seq that is
+// due. It changes nothing.
 func (p *Producers) Check(b stream.Producer, now stream.Millis) (v Verdict, dup Batch, expected uint64) {
-	p.clock = max(p.clock, now)
 	el, known := p.byID[b.ID]
 	if !known {
-		switch {
-		case b.Batch != 0:
-			return Gap, Batch{}, 0
-		case p.tooOld(b.ID):
-			return Gap, Batch{}, 0
-		case len(p.byID) >= MaxProducers && !p.canForget():
-			return Full, Batch{}, 0
-		}
-		return Accept, Batch{}, 0
+		return p.checkUnknown(b, now), Batch{}, 0
 	}
 	pr := el.Value.(*producer)
 	switch {
@@ -111,74 +126,122 @@ func (p *Producers) Check(b stream.Producer, now stream.Millis) (v Verdict, dup 
 	if back := last - b.Batch; back < uint64(len(pr.batches)) {
 		return Duplicate, pr.batches[len(pr.batches)-1-int(back)], 0
 	}
-	return Gap, Batch{}, last + 1
+	return Lost, Batch{}, last + 1
 }
 
-// Record notes a stored batch. The caller has checked it, or reads it from the
-// log, which holds only checked ones.
-func (p *Producers) Record(b stream.Producer, batch Batch) {
-	if p.byID == nil {
-		p.byID, p.order = map[string]*list.Element{}, list.New()
+func (p *Producers) checkUnknown(b stream.Producer, now stream.Millis) Verdict {
+	born := birth(b.ID)
+	switch {
+	case p.forgotten > 0 && (b.Batch != 0 || born <= p.forgottenUntil):
+		return Lost
+	case b.Batch != 0:
+		return Gap
+	case born < now-horizon:
+		return Old
+	case len(p.byID) >= MaxProducers && p.victim(p.at(now)) == nil:
+		return Full
 	}
+	return Accept
+}
+
+// Record notes a stored batch that was numbered at a time. The caller has
+// checked it, or reads it from the log, which holds only checked ones.
+func (p *Producers) Record(b stream.Producer, batch Batch, at stream.Millis) {
+	at = p.at(at)
 	el, known := p.byID[b.ID]
 	if !known {
 		if len(p.byID) >= MaxProducers {
-			p.forget()
+			p.forget(at)
 		}
-		el = p.order.PushBack(&producer{id: b.ID})
-		p.byID[b.ID] = el
+		el = p.insert(&producer{id: b.ID, born: birth(b.ID)})
 	}
 	p.order.MoveToBack(el)
 	pr := el.Value.(*producer)
-	pr.heard = p.clock
+	p.bytes -= pr.size()
+	pr.heard = at
 	if b.Epoch != pr.epoch {
-		pr.epoch, pr.batches = b.Epoch, pr.batches[:0]
+		pr.epoch, pr.batches, pr.bytes = b.Epoch, pr.batches[:0], 0
 	}
 	if len(pr.batches) == MaxBatches {
-		copy(pr.batches, pr.batches[1:])
-		pr.batches = pr.batches[:MaxBatches-1]
+		pr.dropOldest()
 	}
 	pr.batches = append(pr.batches, batch)
+	pr.bytes += batch.size()
+	p.bytes += pr.size()
+	p.shed()
+}
+
+func (p *Producers) insert(pr *producer) *list.Element {
+	if p.byID == nil {
+		p.byID, p.order = map[string]*list.Element{}, list.New()
+	}
+	el := p.order.PushBack(pr)
+	p.byID[pr.id] = el
+	p.bytes += pr.size()
+	return el
 }
 
 // Len returns the number of remembered producers.
 func (p *Producers) Len() int { return len(p.byID) }
 
-// tooOld reports whether an unknown id may have been forgotten.
-func (p *Producers) tooOld(id string) bool {
-	born, isULID := birth(id)
-	return isULID && p.Forgotten != 0 && born <= p.Forgotten
+// at is a time that does not go back: the clock of a new leader may.
+func (p *Producers) at(t stream.Millis) stream.Millis {
+	if len(p.byID) == 0 {
+		return t
+	}
+	return max(t, p.order.Back().Value.(*producer).heard)
 }
 
-// canForget reports whether the producer silent for longest may be forgotten.
-func (p *Producers) canForget() bool {
-	oldest := p.order.Front().Value.(*producer)
-	if _, isULID := birth(oldest.id); isULID {
-		return true
+// victim returns the producer to forget for another: the one silent for longest
+// of those that may be forgotten; nil: none.
+func (p *Producers) victim(at stream.Millis) *list.Element {
+	for el := p.order.Front(); el != nil; el = el.Next() {
+		if pr := el.Value.(*producer); pr.born <= at || at-pr.heard > horizon {
+			return el
+		}
 	}
-	if oldest.heard == 0 {
-		// It comes from the log or a head: it has been silent from now at the
-		// earliest.
-		oldest.heard = p.clock
-	}
-	return p.clock-oldest.heard > stream.Millis(Horizon/time.Millisecond)
+	return nil
 }
 
-func (p *Producers) forget() {
-	el := p.order.Front()
+func (p *Producers) forget(at stream.Millis) {
+	el := p.victim(at)
+	if el == nil {
+		// No leader stores a batch that needs this; the bound holds even so (I8).
+		el = p.order.Front()
+	}
 	pr := el.Value.(*producer)
 	p.order.Remove(el)
 	delete(p.byID, pr.id)
-	if born, isULID := birth(pr.id); isULID {
-		p.Forgotten = max(p.Forgotten, born)
+	p.bytes -= pr.size()
+	p.forgotten++
+	if pr.born <= at {
+		p.forgottenUntil = max(p.forgottenUntil, pr.born)
 	}
 }
 
-// birth returns the creation time in a ULID.
-func birth(id string) (stream.Millis, bool) {
+// shed has those that were silent for longest keep fewer batches.
+func (p *Producers) shed() {
+	for el := p.order.Front(); el != nil && p.bytes > MaxTableBytes; el = el.Next() {
+		pr := el.Value.(*producer)
+		p.bytes -= pr.size()
+		for len(pr.batches) > 1 && p.bytes+pr.size() > MaxTableBytes {
+			pr.dropOldest()
+		}
+		p.bytes += pr.size()
+	}
+}
+
+func (pr *producer) dropOldest() {
+	pr.bytes -= pr.batches[0].size()
+	n := copy(pr.batches, pr.batches[1:])
+	pr.batches = pr.batches[:n]
+}
+
+// birth returns the creation time in a ULID, or notBorn.
+func birth(id string) stream.Millis {
 	u, err := ulid.ParseStrict(id)
 	if err != nil {
-		return 0, false
+		return notBorn
 	}
-	return stream.Millis(u.Time()), true
+	return stream.Millis(u.Time())
 }

@@ -13,18 +13,26 @@ import (
 
 const day = stream.Millis(24 * 3600 * 1000)
 
-func born(at stream.Millis) string { return ulid.MustNew(uint64(at), rand.Reader).String() }
+func ulidOf(at stream.Millis) string { return ulid.MustNew(uint64(at), rand.Reader).String() }
 
-// store records a batch as the log would hold it: one record, at number n.
-func store(p *Producers, b stream.Producer, n stream.Seq, timestamp stream.Millis) Batch {
-	batch := Batch{Seq: b.Batch, First: n, Next: n + 1, FirstTimestamp: timestamp, LastTimestamp: timestamp, Hash: stream.Hash(n)}
-	p.Record(b, batch)
+// store records a batch as the log would hold it: one record, at number n,
+// numbered at a time.
+func store(p *Producers, b stream.Producer, n stream.Seq, at stream.Millis) Batch {
+	batch := Batch{Seq: b.Batch, First: n, Next: n + 1, FirstTimestamp: 7, LastTimestamp: 7, Hash: stream.Hash(n)}
+	p.Record(b, batch, at)
 	return batch
 }
 
-func fill(p *Producers, n int, id func(i int) string) {
+func fill(p *Producers, n int, at stream.Millis, id func(i int) string) {
 	for i := range n {
-		store(p, stream.Producer{ID: id(i)}, stream.Seq(i), 1)
+		store(p, stream.Producer{ID: id(i)}, stream.Seq(i), at)
+	}
+}
+
+func wantVerdict(t *testing.T, p *Producers, b stream.Producer, now stream.Millis, want Verdict) {
+	t.Helper()
+	if got, _, _ := p.Check(b, now); got != want {
+		t.Errorf("%+v at %d: verdict %d, want %d", b, now, got, want)
 	}
 }
 
@@ -42,8 +50,8 @@ func TestVerdictOfABatch(t *testing.T) {
 		{"the next", stream.Producer{ID: "a", Epoch: 3, Batch: 20}, Accept, 0},
 		{"the last again (I5)", stream.Producer{ID: "a", Epoch: 3, Batch: 19}, Duplicate, 0},
 		{"the oldest that is remembered again (I5)", stream.Producer{ID: "a", Epoch: 3, Batch: 4}, Duplicate, 0},
-		{"one that is too old to be remembered (I5)", stream.Producer{ID: "a", Epoch: 3, Batch: 3}, Gap, 20},
-		{"the first, too old to be remembered (I5)", stream.Producer{ID: "a", Epoch: 3, Batch: 0}, Gap, 20},
+		{"one that is too old to be remembered (I5)", stream.Producer{ID: "a", Epoch: 3, Batch: 3}, Lost, 20},
+		{"the first, too old to be remembered (I5)", stream.Producer{ID: "a", Epoch: 3, Batch: 0}, Lost, 20},
 		{"one too many", stream.Producer{ID: "a", Epoch: 3, Batch: 21}, Gap, 20},
 		{"a lower epoch", stream.Producer{ID: "a", Epoch: 2, Batch: 20}, Fenced, 3},
 		{"a higher epoch begins", stream.Producer{ID: "a", Epoch: 4, Batch: 0}, Accept, 0},
@@ -74,45 +82,44 @@ func TestVerdictOfABatch(t *testing.T) {
 func TestTableOfPlainIDsIsFullUntilTheHorizon(t *testing.T) {
 	var p Producers
 	start := 1000 * day
-	p.Check(stream.Producer{ID: "0"}, start)
-	fill(&p, MaxProducers, func(i int) string { return fmt.Sprint(i) })
+	fill(&p, MaxProducers, start, func(i int) string { return fmt.Sprint(i) })
 	next := stream.Producer{ID: "next"}
-	for _, at := range []stream.Millis{start, start + 7*day} {
-		if got, _, _ := p.Check(next, at); got != Full {
-			t.Fatalf("verdict %d at day %d, want Full", got, (at-start)/day)
-		}
-	}
-	if got, _, _ := p.Check(stream.Producer{ID: "0", Batch: 1}, start); got != Accept {
-		t.Fatalf("a known producer in a full table: %d", got)
-	}
-	if got, _, _ := p.Check(next, start+7*day+1); got != Accept {
-		t.Fatalf("verdict %d after the horizon, want Accept", got)
-	}
-	store(&p, next, 1000, 1)
+	wantVerdict(t, &p, next, start, Full)
+	wantVerdict(t, &p, next, start+7*day, Full)
+	wantVerdict(t, &p, stream.Producer{ID: "0", Batch: 1}, start, Accept)
+	wantVerdict(t, &p, next, start+7*day+1, Accept)
+	store(&p, next, 1000, start+7*day+1)
 	if p.Len() != MaxProducers {
 		t.Fatalf("%d producers are remembered (I8)", p.Len())
 	}
+	// The one silent for longest went. Whoever comes with a later batch may have
+	// been it.
+	wantVerdict(t, &p, stream.Producer{ID: "0", Batch: 1}, start+7*day+1, Lost)
+	wantVerdict(t, &p, stream.Producer{ID: "1"}, start+7*day+1, Duplicate)
 }
 
-// How long a producer was silent is not told by the timestamps of its records,
-// which may be the client's (I5), nor by a log that was read just now.
+// How long a producer was silent is told by when its batches were numbered. The
+// timestamps of its records may be the client's (I5): here they are of 1970.
 func TestHorizonDoesNotTrustRecordTimestamps(t *testing.T) {
-	for _, live := range []bool{true, false} {
-		var p Producers
-		now := 20_000 * day
-		if live {
-			p.Check(stream.Producer{ID: "0"}, now)
-		}
-		fill(&p, MaxProducers, func(i int) string { return fmt.Sprint(i) }) // of the year 1970
-		for _, at := range []stream.Millis{now, now + 7*day} {
-			if got, _, _ := p.Check(stream.Producer{ID: "next"}, at); got != Full {
-				t.Fatalf("live=%v: verdict %d, want Full", live, got)
-			}
-		}
-		if got, _, _ := p.Check(stream.Producer{ID: "next"}, now+7*day+1); got != Accept {
-			t.Fatalf("live=%v: verdict %d after the horizon", live, got)
-		}
+	var p Producers
+	now := 20_000 * day
+	fill(&p, MaxProducers, now, func(i int) string { return fmt.Sprint(i) })
+	wantVerdict(t, &p, stream.Producer{ID: "next"}, now+7*day, Full)
+	wantVerdict(t, &p, stream.Producer{ID: "next"}, now+7*day+1, Accept)
+}
+
+// A leader whose clock is behind its predecessor's forgets nothing early, and
+// time stands still until it has caught up.
+func TestHorizonUnderAClockThatGoesBack(t *testing.T) {
+	var p Producers
+	now := 20_000 * day
+	fill(&p, MaxProducers, now, func(i int) string { return fmt.Sprint(i) })
+	for i := range MaxProducers {
+		store(&p, stream.Producer{ID: fmt.Sprint(i), Batch: 1}, 1000, now-100*day)
 	}
+	wantVerdict(t, &p, stream.Producer{ID: "next"}, now-99*day, Full)
+	wantVerdict(t, &p, stream.Producer{ID: "next"}, now+7*day, Full)
+	wantVerdict(t, &p, stream.Producer{ID: "next"}, now+7*day+1, Accept)
 }
 
 // A ULID that was forgotten, or may have been, never begins again (I5).
@@ -120,26 +127,75 @@ func TestForgottenULIDsAreRefused(t *testing.T) {
 	var p Producers
 	ids := make([]string, MaxProducers)
 	for i := range ids {
-		ids[i] = born(stream.Millis(1000 + i))
+		ids[i] = ulidOf(stream.Millis(1000 + i))
 	}
-	fill(&p, len(ids), func(i int) string { return ids[i] })
-	store(&p, stream.Producer{ID: ids[0], Batch: 1}, 300, 1) // heard of last
-	younger := born(5000)
-	if got, _, _ := p.Check(stream.Producer{ID: younger}, day); got != Accept {
-		t.Fatalf("a new ULID in a full table: %d", got)
+	fill(&p, len(ids), 2000, func(i int) string { return ids[i] })
+	store(&p, stream.Producer{ID: ids[0], Batch: 1}, 300, 2000) // heard of last
+	younger := ulidOf(5000)
+	wantVerdict(t, &p, stream.Producer{ID: younger}, 5000, Accept)
+	store(&p, stream.Producer{ID: younger}, 301, 5000)
+	if p.forgottenUntil != 1001 || p.forgotten != 1 || p.Len() != MaxProducers {
+		t.Fatalf("%d forgotten up to %d, %d remembered; want the one silent for longest", p.forgotten, p.forgottenUntil, p.Len())
 	}
-	store(&p, stream.Producer{ID: younger}, 301, 1)
-	if p.Forgotten != 1001 || p.Len() != MaxProducers {
-		t.Fatalf("forgotten up to %d, %d remembered; want the one silent for longest", p.Forgotten, p.Len())
+	for id, want := range map[string]Verdict{ids[1]: Lost, ulidOf(900): Lost, ulidOf(1001): Lost, ulidOf(1002): Accept} {
+		wantVerdict(t, &p, stream.Producer{ID: id}, 5000, want)
 	}
-	for id, want := range map[string]Verdict{ids[1]: Gap, born(900): Gap, born(1001): Gap, born(1002): Accept} {
-		if got, _, _ := p.Check(stream.Producer{ID: id}, day); got != want {
-			t.Errorf("ULID born %v: verdict %d, want %d", ulid.MustParse(id).Time(), got, want)
+	wantVerdict(t, &p, stream.Producer{ID: ids[0], Batch: 1}, 5000, Duplicate)
+}
+
+// ULIDs born before the horizon are refused even where nothing was forgotten,
+// but for those that are remembered.
+func TestOldULIDsAreRefused(t *testing.T) {
+	var p Producers
+	now := 20_000 * day
+	old := ulidOf(now - 8*day)
+	store(&p, stream.Producer{ID: old}, 0, now-8*day)
+	wantVerdict(t, &p, stream.Producer{ID: old}, now, Duplicate)
+	wantVerdict(t, &p, stream.Producer{ID: old, Batch: 1}, now, Accept)
+	wantVerdict(t, &p, stream.Producer{ID: ulidOf(now - 7*day - 1)}, now, Old)
+	wantVerdict(t, &p, stream.Producer{ID: ulidOf(now - 7*day)}, now, Accept)
+	wantVerdict(t, &p, stream.Producer{ID: "of no age"}, now, Accept)
+}
+
+// A ULID whose birth is still to come is like a plain id: to forget it by its
+// birth would refuse all newcomers until then, and let it begin again (I5).
+func TestULIDsOfTheFutureAreForgottenLikePlainIDs(t *testing.T) {
+	var p Producers
+	now := 20_000 * day
+	ahead := ulidOf(now + 1000*day)
+	store(&p, stream.Producer{ID: ahead}, 0, now)
+	fill(&p, MaxProducers-1, now, func(int) string { return ulidOf(now) })
+	for range MaxProducers {
+		store(&p, stream.Producer{ID: ulidOf(now + 1)}, 1, now+1)
+	}
+	wantVerdict(t, &p, stream.Producer{ID: ahead}, now+1, Duplicate)
+	wantVerdict(t, &p, stream.Producer{ID: ulidOf(now + 2)}, now+2, Accept)
+	store(&p, stream.Producer{ID: ulidOf(now + 8*day)}, 1, now+8*day) // the horizon of ahead has passed
+	wantVerdict(t, &p, stream.Producer{ID: ulidOf(now + 8*day)}, now+8*day, Accept)
+	if _, known := p.byID[ahead]; known {
+		t.Error("it stays for ever")
+	}
+}
+
+// At the limit of bytes those silent for longest keep fewer batches, and each
+// its last one; what they do not keep is never stored again (I5, I8).
+func TestLongSilentProducersKeepFewerBatches(t *testing.T) {
+	var p Producers
+	const big = 1 << 62
+	id := func(i int) string { return fmt.Sprintf("%064d", i) }
+	for i := range MaxProducers {
+		for n := range uint64(MaxBatches) {
+			b := stream.Producer{ID: id(i), Epoch: big, Batch: big + n}
+			p.Record(b, Batch{Seq: b.Batch, First: big, Next: big + 1, FirstTimestamp: big, LastTimestamp: big, Hash: big}, big)
+			if p.bytes > MaxTableBytes {
+				t.Fatalf("the table has %d bytes", p.bytes)
+			}
 		}
 	}
-	if got, _, _ := p.Check(stream.Producer{ID: ids[0], Batch: 1}, day); got != Duplicate {
-		t.Errorf("a remembered producer, older than Forgotten: %d", got)
-	}
+	wantVerdict(t, &p, stream.Producer{ID: id(0), Epoch: big, Batch: big + MaxBatches - 1}, big, Duplicate)
+	wantVerdict(t, &p, stream.Producer{ID: id(0), Epoch: big, Batch: big + MaxBatches - 2}, big, Lost)
+	wantVerdict(t, &p, stream.Producer{ID: id(0), Epoch: big, Batch: big + MaxBatches}, big, Accept)
+	wantVerdict(t, &p, stream.Producer{ID: id(MaxProducers - 1), Epoch: big, Batch: big + 4}, big, Duplicate)
 }
 
 // Whatever producers do, a batch is never stored twice within the horizon (I5),
@@ -163,18 +219,22 @@ func TestNoBatchIsStoredTwice(t *testing.T) {
 			verdict, dup, _ := p.Check(b, now)
 			k := key{b.ID, b.Epoch, b.Batch}
 			had, was := log[k]
-			_, isULID := birth(b.ID)
+			isULID := birth(b.ID) <= now
 			switch verdict {
 			case Accept:
 				if was && (isULID || now-had.at <= 7*day) {
 					t.Fatalf("%+v was stored as %d %d days ago, and is accepted again", b, had.n, (now-had.at)/day)
 				}
 				log[k] = stored{now, seq}
-				store(&p, b, seq, rapid.SampledFrom([]stream.Millis{0, 1, now}).Draw(t, "timestamp"))
+				store(&p, b, seq, now)
 				seq++
 			case Duplicate:
 				if !was || dup.First != had.n {
 					t.Fatalf("%+v repeats %+v, was stored: %v as %d", b, dup, was, had.n)
+				}
+			case Gap, Old:
+				if was && now-had.at <= 7*day {
+					t.Fatalf("%+v was stored as %d, and is said not to be (verdict %d)", b, had.n, verdict)
 				}
 			}
 			if p.Len() > MaxProducers {
@@ -184,7 +244,10 @@ func TestNoBatchIsStoredTwice(t *testing.T) {
 		fresh := func(plain bool) string {
 			id := fmt.Sprint("plain", len(ids))
 			if !plain {
-				id = born(now - stream.Millis(rapid.IntRange(0, 1000).Draw(t, "age")))
+				id = ulidOf(now - stream.Millis(rapid.IntRange(0, 1000).Draw(t, "age")))
+				if rapid.IntRange(0, 9).Draw(t, "ahead") == 0 {
+					id = ulidOf(now + stream.Millis(rapid.Int64Range(0, int64(10*day)).Draw(t, "by")))
+				}
 			}
 			ids = append(ids, id)
 			return id

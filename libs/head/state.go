@@ -25,7 +25,7 @@ type State struct {
 	Trim          stream.Seq
 	Token         string
 	Sealed        bool
-	Deleted       bool
+	Deleted       bool // then also Sealed
 	Producers     Producers
 }
 
@@ -33,6 +33,9 @@ type State struct {
 type Entry struct {
 	Position stream.Position
 	Kind     bundle.Kind
+	// Timestamp is when the entry was numbered, by its leader's clock. 0, of a
+	// chunk: its last record's stands for it.
+	Timestamp stream.Millis
 	// Chunk is the header of a Chunk entry.
 	Chunk *chunk.Header
 	// Argument is a control entry's: see TrimArgument; a token's bytes.
@@ -50,11 +53,15 @@ func (s *State) Fold(e Entry) (applied bool, err error) {
 		if err := s.follows(e.Chunk); err != nil {
 			return false, err
 		}
-		s.AppendChunk(e.Chunk)
+		at := e.Timestamp
+		if at == 0 {
+			at = e.Chunk.LastTimestamp
+		}
+		s.AppendChunk(e.Chunk, at)
 	case bundle.KindSeal:
 		s.Sealed = true
 	case bundle.KindDelete:
-		s.Deleted = true
+		s.Sealed, s.Deleted = true, true
 	case bundle.KindToken:
 		s.Token = string(e.Argument)
 	case bundle.KindTrim:
@@ -82,8 +89,9 @@ func (s *State) follows(h *chunk.Header) error {
 	return nil
 }
 
-// AppendChunk moves the state over a chunk that is known to follow it.
-func (s *State) AppendChunk(h *chunk.Header) {
+// AppendChunk moves the state over a chunk that is known to follow it and was
+// numbered at a time.
+func (s *State) AppendChunk(h *chunk.Header, numbered stream.Millis) {
 	at := h.BaseSeq
 	for i := range h.Batches {
 		b := &h.Batches[i]
@@ -92,7 +100,7 @@ func (s *State) AppendChunk(h *chunk.Header) {
 			s.Producers.Record(b.Producer, Batch{
 				Seq: b.Producer.Batch, First: at, Next: next,
 				FirstTimestamp: b.FirstTimestamp, LastTimestamp: b.LastTimestamp, Hash: b.HashAfter,
-			})
+			}, numbered)
 		}
 		s.Sealed = s.Sealed || b.Seal
 		at = next

@@ -6,8 +6,6 @@ import (
 	"reflect"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/stream"
@@ -125,47 +123,4 @@ func TestChunkRecordsItsBatches(t *testing.T) {
 	if got != Duplicate || dup != want || !s.Sealed || s.Tail != 6 || s.Producers.Len() != 1 {
 		t.Fatalf("verdict %d, %+v; state %+v", got, dup, s)
 	}
-}
-
-// Folding a log in parts, some of them more than once, gives what folding it
-// once gives: opening and settling agree (I1, I5).
-func TestFoldAgreesWhereverItBegins(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var whole State
-		var log []Entry
-		epoch, no := stream.Epoch(1), stream.EntryNo(0)
-		for range rapid.IntRange(1, 40).Draw(t, "entries") {
-			if rapid.IntRange(0, 9).Draw(t, "takeover") == 0 {
-				epoch, no = epoch+1, 0
-			}
-			e := Entry{Position: at(epoch, no)}
-			no += stream.EntryNo(rapid.IntRange(1, 3).Draw(t, "others' entries"))
-			switch e.Kind = rapid.SampledFrom([]bundle.Kind{bundle.KindChunk, bundle.KindChunk, bundle.KindTrim, bundle.KindToken}).Draw(t, "kind"); e.Kind {
-			case bundle.KindChunk:
-				e.Chunk = chunkOf(&whole, rapid.Uint32Range(1, 5).Draw(t, "records"), whole.LastTimestamp+1)
-			case bundle.KindTrim:
-				e.Argument = TrimArgument(stream.Seq(rapid.Uint64Range(0, 100).Draw(t, "trim")))
-			case bundle.KindToken:
-				e.Argument = []byte(rapid.StringN(0, 5, 5).Draw(t, "token"))
-			}
-			if applied, err := whole.Fold(e); err != nil || !applied {
-				t.Fatal(err)
-			}
-			log = append(log, e)
-		}
-		var parts State
-		for i := 0; i < len(log); {
-			i = max(0, i-rapid.IntRange(0, 5).Draw(t, "again"))
-			n := rapid.IntRange(6, 12).Draw(t, "part")
-			for _, e := range log[i:min(i+n, len(log))] {
-				if _, err := parts.Fold(e); err != nil {
-					t.Fatal(err)
-				}
-			}
-			i += n
-		}
-		if !reflect.DeepEqual(whole, parts) {
-			t.Fatalf("whole %+v, in parts %+v", whole, parts)
-		}
-	})
 }

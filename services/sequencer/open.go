@@ -15,7 +15,6 @@ import (
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
-	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
 
 // opening is a stream on its way into memory; all who want it wait for one.
@@ -112,7 +111,7 @@ func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Ep
 	if err != nil {
 		return nil, 0, fmt.Errorf("open stream %s: %w", id, err)
 	}
-	st := &openStream{id: id, shard: sh, descriptor: descriptor, assigned: fromRecord(record), used: s.now()}
+	st := &openStream{id: id, shard: sh, descriptor: descriptor, assigned: head.Read(record), used: s.now()}
 	var located []*chainwriterpb.LocatedEntry
 	for i, b := range bindings {
 		if ends[i] == 0 {
@@ -178,7 +177,7 @@ func headEntry(le *chainwriterpb.LocatedEntry) (head.Entry, error) {
 	if len(le.GetAt().GetChainId()) != len(stream.ChainID{}) {
 		return head.Entry{}, errors.New("located entry without a chain")
 	}
-	e := head.Entry{Position: position(le), Kind: bundleKind(le.GetKind())}
+	e := head.Entry{Position: position(le), Kind: bundleKind(le.GetKind()), Timestamp: stream.Millis(le.GetTimestamp())}
 	if e.Kind != bundle.KindChunk {
 		e.Argument = le.GetHeader()
 		return e, nil
@@ -189,28 +188,4 @@ func headEntry(le *chainwriterpb.LocatedEntry) (head.Entry, error) {
 	}
 	e.Chunk = &h
 	return e, nil
-}
-
-// fromRecord takes the state that a head's row holds.
-func fromRecord(r *indexpb.Head) head.State {
-	st := head.State{
-		Folded:        stream.Position{Epoch: stream.Epoch(r.GetFoldedEpoch()), Entry: stream.EntryNo(r.GetFoldedEntry())},
-		Tail:          stream.Seq(r.GetTail()),
-		LastTimestamp: stream.Millis(r.GetLastTimestamp()),
-		Hash:          stream.Hash(r.GetContentHash()),
-		Trim:          stream.Seq(r.GetTrim()),
-		Token:         r.GetFencingToken(),
-		Sealed:        r.GetState() == indexpb.HeadState_HEAD_STATE_SEALED,
-		Deleted:       r.GetState() == indexpb.HeadState_HEAD_STATE_DELETED,
-	}
-	for _, p := range r.GetProducers() {
-		for _, b := range p.GetBatches() {
-			st.Producers.Record(stream.Producer{ID: p.GetProducerId(), Epoch: p.GetEpoch(), Batch: b.GetBatchSeq()}, head.Batch{
-				Seq: b.GetBatchSeq(), First: stream.Seq(b.GetFirstSeq()), Next: stream.Seq(b.GetNextSeq()),
-				FirstTimestamp: stream.Millis(b.GetFirstTimestamp()), LastTimestamp: stream.Millis(b.GetLastTimestamp()),
-				Hash: stream.Hash(b.GetContentHash()),
-			})
-		}
-	}
-	return st
 }

@@ -101,6 +101,8 @@ func (n *numbering) number(r *request) {
 	if r.producer.ID != "" {
 		verdict, dup, expected := a.Producers.Check(r.producer, n.arrival)
 		if verdict == head.Duplicate {
+			// Before every other check: what was stored is not judged again by a
+			// state that it changed itself.
 			n.join(r, dup)
 			return
 		}
@@ -227,13 +229,16 @@ func (n *numbering) flush() {
 	body, header, err := chunk.Encode(nil, in)
 	if err != nil {
 		// Only a batch beyond the limits of the edge comes here; nothing was numbered.
-		for _, w := range waits {
-			w.req.answer(result{err: reason.WithOutcome(reason.New(codes.Internal, "", "encode: "+err.Error()), reason.NotCommitted)})
+		for i := range waits {
+			if ses := waits[i].req.session; ses != nil {
+				ses.failed = true
+			}
+			waits[i].fail(reason.New(codes.Internal, "", "encode: "+err.Error()), reason.NotCommitted)
 		}
 		return
 	}
-	a.AppendChunk(&header)
-	n.hand(&entry{st: st, kind: bundle.KindChunk, body: body, header: &header, spans: spansOf(waits), waits: waits})
+	a.AppendChunk(&header, n.arrival)
+	n.hand(&entry{st: st, kind: bundle.KindChunk, ts: n.arrival, body: body, header: &header, spans: spansOf(waits), waits: waits})
 }
 
 // control hands on a control entry.
@@ -249,8 +254,8 @@ func (n *numbering) hand(e *entry) {
 	if st.gone != nil {
 		gone := st.gone
 		st.mu.Unlock()
-		for _, w := range e.waits {
-			w.req.answer(result{err: reason.WithOutcome(gone, reason.NotCommitted)})
+		for i := range e.waits {
+			e.waits[i].fail(gone, reason.NotCommitted)
 		}
 		return
 	}
@@ -281,7 +286,6 @@ func (n *numbering) settleWith(w waiter) {
 		n.flush()
 	}
 	st := n.st
-	strong := st.shard.svc.lease.valid()
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if k := len(st.inflight); k > 0 {
@@ -290,23 +294,22 @@ func (n *numbering) settleWith(w waiter) {
 		return
 	}
 	if st.gone != nil {
-		w.req.answer(result{err: reason.WithOutcome(st.gone, reason.NotCommitted)})
+		w.fail(st.gone, reason.NotCommitted)
 		return
 	}
-	if w.refusal != nil {
-		w.req.answer(result{err: st.refusal(w.refusal, strong)})
-		return
-	}
-	if !strong {
-		w.req.answer(result{err: reason.WithOutcome(errNoLease(), reason.NotCommitted)})
-		return
-	}
-	w.req.answer(result{tail: st.tail, trim: st.trim})
+	st.answerLocked(nil, &w)
 }
 
 // join answers a repeated batch with its first acknowledgement, at once if it
 // is committed, else together with it.
 func (n *numbering) join(r *request, dup head.Batch) {
+	if stored := uint64(dup.Next - dup.First); uint64(len(r.records)) != stored {
+		// Only this much of the content is remembered. To acknowledge it would
+		// lose the records of a producer that counts its batches wrongly.
+		n.refuse(r, reason.Field("batch_seq",
+			fmt.Sprintf("%d was stored before with %d records, this batch has %d", r.producer.Batch, stored, len(r.records))))
+		return
+	}
 	st := n.st
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -328,20 +331,22 @@ func (n *numbering) join(r *request, dup head.Batch) {
 	r.answer(result{err: reason.WithOutcome(gone, reason.Unknown)})
 }
 
+// producerRefusal says why a producer's batch is refused. Its outcome is UNKNOWN
+// where the batch may have been stored by an earlier try.
 func producerRefusal(v head.Verdict, p stream.Producer, expected uint64) error {
+	gap := func(what string) error {
+		return reason.New(codes.FailedPrecondition, reason.ProducerGap, what, reason.KeyExpectedBatchSeq, reason.Text(expected))
+	}
 	switch v {
 	case head.Fenced:
-		// The batch may be one that was stored before the fence.
 		return reason.WithOutcome(reason.New(codes.FailedPrecondition, reason.ProducerFenced,
 			fmt.Sprintf("producer_epoch %d was fenced by epoch %d", p.Epoch, expected), reason.KeyExpectedEpoch, reason.Text(expected)), reason.Unknown)
 	case head.Gap:
-		err := reason.New(codes.FailedPrecondition, reason.ProducerGap,
-			fmt.Sprintf("batch_seq %d does not follow, %d is expected", p.Batch, expected), reason.KeyExpectedBatchSeq, reason.Text(expected))
-		if p.Batch < expected {
-			// It may be stored, further back than what is remembered.
-			return reason.WithOutcome(err, reason.Unknown)
-		}
-		return err
+		return gap(fmt.Sprintf("batch_seq %d does not follow, %d is expected", p.Batch, expected))
+	case head.Lost:
+		return reason.WithOutcome(gap(fmt.Sprintf("what became of batch_seq %d is not remembered, %d is expected; a new producer_id begins anew", p.Batch, expected)), reason.Unknown)
+	case head.Old:
+		return gap("producer_id is a ULID of more than 7 days ago and not remembered; a new producer_id begins anew")
 	case head.Full:
 		return reason.Over("producers", fmt.Sprintf("the stream remembers %d producers, the limit", head.MaxProducers), time.Hour)
 	case head.Accept, head.Duplicate:

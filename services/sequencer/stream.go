@@ -108,7 +108,6 @@ func (st *openStream) kickLocked() {
 // commit moves the committed state over an entry and answers who waits for it.
 // It is called in stream order.
 func (st *openStream) commit(e *entry, at piece) {
-	strong := st.shard.svc.lease.valid()
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if st.gone != nil {
@@ -141,19 +140,24 @@ func (st *openStream) commit(e *entry, at piece) {
 	case bundle.KindFence, bundle.KindToken:
 	}
 	for i := range e.waits {
-		st.answerLocked(e, &e.waits[i], strong)
+		st.answerLocked(e, &e.waits[i])
 	}
 	st.notifyLocked()
 }
 
-// answerLocked answers one waiter of a committed entry.
-func (st *openStream) answerLocked(e *entry, w *waiter, strong bool) {
+// answerLocked answers one waiter of a committed entry; without an entry, one
+// that waits for nothing. What is answered from memory needs a valid lease:
+// without it another leader may know better. It is looked at here, after the
+// state was read.
+func (st *openStream) answerLocked(e *entry, w *waiter) {
 	switch {
+	case (w.refusal != nil || w.settled) && !st.shard.svc.lease.valid():
+		w.fail(errNoLease(), reason.NotCommitted)
 	case w.refusal != nil:
-		w.req.answer(result{err: st.refusal(w.refusal, strong)})
+		w.fail(w.refusal, reason.NotCommitted)
 	case w.dup != nil:
 		w.req.answer(result{ack: st.ackLocked(w.dup, true)})
-	case e.kind == bundle.KindChunk && !w.settled:
+	case !w.settled && e.kind == bundle.KindChunk:
 		b := batchOf(e.header, w.batch)
 		w.req.answer(result{ack: st.ackLocked(&b, false), tail: st.tail, trim: st.trim})
 	default:
@@ -161,13 +165,14 @@ func (st *openStream) answerLocked(e *entry, w *waiter, strong bool) {
 	}
 }
 
-// refusal returns a held refusal, or that nobody may say so: without a valid
-// lease another leader may know better.
-func (st *openStream) refusal(err error, strong bool) error {
-	if !strong {
-		err = errNoLease()
+// fail answers with an error and an outcome. A refusal that was to say UNKNOWN
+// says so whatever came between: it is about a batch that an earlier try may
+// have stored.
+func (w *waiter) fail(err error, o reason.Outcome) {
+	if reason.OutcomeOf(w.refusal) != "" {
+		o = reason.OutcomeOf(w.refusal)
 	}
-	return reason.WithOutcome(err, reason.NotCommitted)
+	w.req.answer(result{err: reason.WithOutcome(err, o)})
 }
 
 func errNoLease() error {
@@ -250,10 +255,10 @@ func (st *openStream) leave(why error) {
 		for i := range e.waits {
 			w := &e.waits[i]
 			outcome := reason.Unknown
-			if w.refusal != nil || !e.sent && w.dup == nil {
+			if w.refusal != nil || w.settled || !e.sent && w.dup == nil {
 				outcome = reason.NotCommitted
 			}
-			w.req.answer(result{err: reason.WithOutcome(why, outcome)})
+			w.fail(why, outcome)
 		}
 	}
 	st.inflight = nil

@@ -1456,8 +1456,10 @@ func (x *ListDirectoriesResponse) GetHasMore() bool {
 }
 
 type GetHeadRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	StreamId      string                 `protobuf:"bytes,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	StreamId string                 `protobuf:"bytes,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	// Prove that there is no row before saying so: a plain read may be old.
+	ProveAbsence  bool `protobuf:"varint,2,opt,name=prove_absence,json=proveAbsence,proto3" json:"prove_absence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1497,6 +1499,13 @@ func (x *GetHeadRequest) GetStreamId() string {
 		return x.StreamId
 	}
 	return ""
+}
+
+func (x *GetHeadRequest) GetProveAbsence() bool {
+	if x != nil {
+		return x.ProveAbsence
+	}
+	return false
 }
 
 type GetHeadResponse struct {
@@ -1648,8 +1657,10 @@ func (x *PutHeadResponse) GetVersion() int64 {
 }
 
 type GetDescriptorRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	StreamId      string                 `protobuf:"bytes,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	StreamId string                 `protobuf:"bytes,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	// Prove by a change that what is returned is not an old read.
+	Fresh         bool `protobuf:"varint,2,opt,name=fresh,proto3" json:"fresh,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1689,6 +1700,13 @@ func (x *GetDescriptorRequest) GetStreamId() string {
 		return x.StreamId
 	}
 	return ""
+}
+
+func (x *GetDescriptorRequest) GetFresh() bool {
+	if x != nil {
+		return x.Fresh
+	}
+	return false
 }
 
 type GetDescriptorResponse struct {
@@ -3448,9 +3466,10 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x05limit\x18\x04 \x01(\rR\x05limit\"p\n" +
 	"\x17ListDirectoriesResponse\x12:\n" +
 	"\vdirectories\x18\x01 \x03(\v2\x18.nova.index.v1.DirectoryR\vdirectories\x12\x19\n" +
-	"\bhas_more\x18\x02 \x01(\bR\ahasMore\"-\n" +
+	"\bhas_more\x18\x02 \x01(\bR\ahasMore\"R\n" +
 	"\x0eGetHeadRequest\x12\x1b\n" +
-	"\tstream_id\x18\x01 \x01(\tR\bstreamId\"T\n" +
+	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12#\n" +
+	"\rprove_absence\x18\x02 \x01(\bR\fproveAbsence\"T\n" +
 	"\x0fGetHeadResponse\x12'\n" +
 	"\x04head\x18\x01 \x01(\v2\x13.nova.index.v1.HeadR\x04head\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\"d\n" +
@@ -3458,9 +3477,10 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x04head\x18\x01 \x01(\v2\x13.nova.index.v1.HeadR\x04head\x12)\n" +
 	"\x10expected_version\x18\x02 \x01(\x03R\x0fexpectedVersion\"+\n" +
 	"\x0fPutHeadResponse\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\x03R\aversion\"3\n" +
+	"\aversion\x18\x01 \x01(\x03R\aversion\"I\n" +
 	"\x14GetDescriptorRequest\x12\x1b\n" +
-	"\tstream_id\x18\x01 \x01(\tR\bstreamId\"P\n" +
+	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12\x14\n" +
+	"\x05fresh\x18\x02 \x01(\bR\x05fresh\"P\n" +
 	"\x15GetDescriptorResponse\x127\n" +
 	"\x06stream\x18\x01 \x01(\v2\x1f.nova.index.v1.StreamDescriptorR\x06stream\"\x81\x01\n" +
 	"\x13CreateBucketRequest\x12\x16\n" +

@@ -1136,7 +1136,10 @@ type ProducerState struct {
 	ProducerId string                 `protobuf:"bytes,1,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
 	Epoch      uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// The last batches, oldest first.
-	Batches       []*ProducerBatch `protobuf:"bytes,3,rep,name=batches,proto3" json:"batches,omitempty"`
+	Batches []*ProducerBatch `protobuf:"bytes,3,rep,name=batches,proto3" json:"batches,omitempty"`
+	// When the last of them was numbered, by its leader's clock: milliseconds
+	// since the Unix epoch.
+	Heard         int64 `protobuf:"varint,4,opt,name=heard,proto3" json:"heard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1192,6 +1195,75 @@ func (x *ProducerState) GetBatches() []*ProducerBatch {
 	return nil
 }
 
+func (x *ProducerState) GetHeard() int64 {
+	if x != nil {
+		return x.Heard
+	}
+	return 0
+}
+
+// Pin names slots [from, to) of a chain that are needed to judge and repair a
+// quarantined stream: they are not reclaimed while a head names them.
+type Pin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ChainId       string                 `protobuf:"bytes,1,opt,name=chain_id,json=chainId,proto3" json:"chain_id,omitempty"`
+	From          uint64                 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`
+	To            uint64                 `protobuf:"varint,3,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pin) Reset() {
+	*x = Pin{}
+	mi := &file_nova_index_v1_records_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pin) ProtoMessage() {}
+
+func (x *Pin) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_records_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pin.ProtoReflect.Descriptor instead.
+func (*Pin) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Pin) GetChainId() string {
+	if x != nil {
+		return x.ChainId
+	}
+	return ""
+}
+
+func (x *Pin) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *Pin) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
 // Head is the state of a stream up to a position of its shard's log. It lives
 // as long as the stream and is at most 64 KiB.
 type Head struct {
@@ -1200,27 +1272,38 @@ type Head struct {
 	Shard    uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
 	// Entries up to and including (folded_epoch, folded_entry) are applied; none
 	// with folded_epoch 0.
-	FoldedEpoch   uint64           `protobuf:"varint,3,opt,name=folded_epoch,json=foldedEpoch,proto3" json:"folded_epoch,omitempty"`
-	FoldedEntry   uint64           `protobuf:"varint,4,opt,name=folded_entry,json=foldedEntry,proto3" json:"folded_entry,omitempty"`
-	Tail          uint64           `protobuf:"varint,5,opt,name=tail,proto3" json:"tail,omitempty"`
-	LastTimestamp int64            `protobuf:"varint,6,opt,name=last_timestamp,json=lastTimestamp,proto3" json:"last_timestamp,omitempty"`
-	ContentHash   uint64           `protobuf:"fixed64,7,opt,name=content_hash,json=contentHash,proto3" json:"content_hash,omitempty"`
-	Trim          uint64           `protobuf:"varint,8,opt,name=trim,proto3" json:"trim,omitempty"`
-	FencingToken  string           `protobuf:"bytes,9,opt,name=fencing_token,json=fencingToken,proto3" json:"fencing_token,omitempty"`
-	State         HeadState        `protobuf:"varint,10,opt,name=state,proto3,enum=nova.index.v1.HeadState" json:"state,omitempty"`
-	Producers     []*ProducerState `protobuf:"bytes,11,rep,name=producers,proto3" json:"producers,omitempty"`
+	FoldedEpoch   uint64    `protobuf:"varint,3,opt,name=folded_epoch,json=foldedEpoch,proto3" json:"folded_epoch,omitempty"`
+	FoldedEntry   uint64    `protobuf:"varint,4,opt,name=folded_entry,json=foldedEntry,proto3" json:"folded_entry,omitempty"`
+	Tail          uint64    `protobuf:"varint,5,opt,name=tail,proto3" json:"tail,omitempty"`
+	LastTimestamp int64     `protobuf:"varint,6,opt,name=last_timestamp,json=lastTimestamp,proto3" json:"last_timestamp,omitempty"`
+	ContentHash   uint64    `protobuf:"fixed64,7,opt,name=content_hash,json=contentHash,proto3" json:"content_hash,omitempty"`
+	Trim          uint64    `protobuf:"varint,8,opt,name=trim,proto3" json:"trim,omitempty"`
+	FencingToken  string    `protobuf:"bytes,9,opt,name=fencing_token,json=fencingToken,proto3" json:"fencing_token,omitempty"`
+	State         HeadState `protobuf:"varint,10,opt,name=state,proto3,enum=nova.index.v1.HeadState" json:"state,omitempty"`
+	// The one that was silent for longest comes first.
+	Producers []*ProducerState `protobuf:"bytes,11,rep,name=producers,proto3" json:"producers,omitempty"`
 	// The epoch of the leader that last opened the stream.
 	OpenedEpoch uint64 `protobuf:"varint,12,opt,name=opened_epoch,json=openedEpoch,proto3" json:"opened_epoch,omitempty"`
-	// Why the stream is quarantined; empty: it is not.
-	Quarantine    string `protobuf:"bytes,13,opt,name=quarantine,proto3" json:"quarantine,omitempty"`
-	Attempt       string `protobuf:"bytes,14,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Why the stream is quarantined; empty: it is not. Nothing is folded over a
+	// head that has it, and the stream is not served. It is lifted by the repair
+	// that clears it together with pins; the stream's leader looks again within
+	// seconds.
+	Quarantine string `protobuf:"bytes,13,opt,name=quarantine,proto3" json:"quarantine,omitempty"`
+	Attempt    string `protobuf:"bytes,14,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Producers that are not listed and whose id is a ULID born up to then, in
+	// milliseconds since the Unix epoch, may have been forgotten: they are refused.
+	ProducersForgottenUntil int64 `protobuf:"varint,15,opt,name=producers_forgotten_until,json=producersForgottenUntil,proto3" json:"producers_forgotten_until,omitempty"`
+	// How many producers were forgotten.
+	ProducersForgotten uint64 `protobuf:"varint,16,opt,name=producers_forgotten,json=producersForgotten,proto3" json:"producers_forgotten,omitempty"`
+	// The slots that a quarantine keeps; at most 16.
+	Pins          []*Pin `protobuf:"bytes,17,rep,name=pins,proto3" json:"pins,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Head) Reset() {
 	*x = Head{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[10]
+	mi := &file_nova_index_v1_records_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1315,7 @@ func (x *Head) String() string {
 func (*Head) ProtoMessage() {}
 
 func (x *Head) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[10]
+	mi := &file_nova_index_v1_records_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,7 +1328,7 @@ func (x *Head) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Head.ProtoReflect.Descriptor instead.
 func (*Head) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{10}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Head) GetStreamId() string {
@@ -1346,6 +1429,27 @@ func (x *Head) GetAttempt() string {
 	return ""
 }
 
+func (x *Head) GetProducersForgottenUntil() int64 {
+	if x != nil {
+		return x.ProducersForgottenUntil
+	}
+	return 0
+}
+
+func (x *Head) GetProducersForgotten() uint64 {
+	if x != nil {
+		return x.ProducersForgotten
+	}
+	return 0
+}
+
+func (x *Head) GetPins() []*Pin {
+	if x != nil {
+		return x.Pins
+	}
+	return nil
+}
+
 // BucketRecord is one bucket.
 type BucketRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1369,7 +1473,7 @@ type BucketRecord struct {
 
 func (x *BucketRecord) Reset() {
 	*x = BucketRecord{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[11]
+	mi := &file_nova_index_v1_records_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1381,7 +1485,7 @@ func (x *BucketRecord) String() string {
 func (*BucketRecord) ProtoMessage() {}
 
 func (x *BucketRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[11]
+	mi := &file_nova_index_v1_records_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1394,7 +1498,7 @@ func (x *BucketRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BucketRecord.ProtoReflect.Descriptor instead.
 func (*BucketRecord) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{11}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *BucketRecord) GetName() string {
@@ -1474,7 +1578,7 @@ type NameRecord struct {
 
 func (x *NameRecord) Reset() {
 	*x = NameRecord{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[12]
+	mi := &file_nova_index_v1_records_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1486,7 +1590,7 @@ func (x *NameRecord) String() string {
 func (*NameRecord) ProtoMessage() {}
 
 func (x *NameRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[12]
+	mi := &file_nova_index_v1_records_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1499,7 +1603,7 @@ func (x *NameRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameRecord.ProtoReflect.Descriptor instead.
 func (*NameRecord) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{12}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NameRecord) GetBucket() string {
@@ -1565,7 +1669,7 @@ type Due struct {
 
 func (x *Due) Reset() {
 	*x = Due{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[13]
+	mi := &file_nova_index_v1_records_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1577,7 +1681,7 @@ func (x *Due) String() string {
 func (*Due) ProtoMessage() {}
 
 func (x *Due) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[13]
+	mi := &file_nova_index_v1_records_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1590,7 +1694,7 @@ func (x *Due) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Due.ProtoReflect.Descriptor instead.
 func (*Due) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{13}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Due) GetDueId() string {
@@ -1775,12 +1879,17 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\bnext_seq\x18\x03 \x01(\x04R\anextSeq\x12'\n" +
 	"\x0ffirst_timestamp\x18\x04 \x01(\x03R\x0efirstTimestamp\x12%\n" +
 	"\x0elast_timestamp\x18\x05 \x01(\x03R\rlastTimestamp\x12!\n" +
-	"\fcontent_hash\x18\x06 \x01(\x06R\vcontentHash\"~\n" +
+	"\fcontent_hash\x18\x06 \x01(\x06R\vcontentHash\"\x94\x01\n" +
 	"\rProducerState\x12\x1f\n" +
 	"\vproducer_id\x18\x01 \x01(\tR\n" +
 	"producerId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x126\n" +
-	"\abatches\x18\x03 \x03(\v2\x1c.nova.index.v1.ProducerBatchR\abatches\"\xdf\x03\n" +
+	"\abatches\x18\x03 \x03(\v2\x1c.nova.index.v1.ProducerBatchR\abatches\x12\x14\n" +
+	"\x05heard\x18\x04 \x01(\x03R\x05heard\"D\n" +
+	"\x03Pin\x12\x19\n" +
+	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\x04R\x02to\"\xf4\x04\n" +
 	"\x04Head\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12!\n" +
@@ -1798,7 +1907,10 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\n" +
 	"quarantine\x18\r \x01(\tR\n" +
 	"quarantine\x12\x18\n" +
-	"\aattempt\x18\x0e \x01(\tR\aattempt\"\xcb\x02\n" +
+	"\aattempt\x18\x0e \x01(\tR\aattempt\x12:\n" +
+	"\x19producers_forgotten_until\x18\x0f \x01(\x03R\x17producersForgottenUntil\x12/\n" +
+	"\x13producers_forgotten\x18\x10 \x01(\x04R\x12producersForgotten\x12&\n" +
+	"\x04pins\x18\x11 \x03(\v2\x12.nova.index.v1.PinR\x04pins\"\xcb\x02\n" +
 	"\fBucketRecord\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tbucket_id\x18\x02 \x01(\tR\bbucketId\x12*\n" +
@@ -1868,7 +1980,7 @@ func file_nova_index_v1_records_proto_rawDescGZIP() []byte {
 }
 
 var file_nova_index_v1_records_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_nova_index_v1_records_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_nova_index_v1_records_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_nova_index_v1_records_proto_goTypes = []any{
 	(LifeState)(0),           // 0: nova.index.v1.LifeState
 	(ShardState)(0),          // 1: nova.index.v1.ShardState
@@ -1884,36 +1996,38 @@ var file_nova_index_v1_records_proto_goTypes = []any{
 	(*StreamDescriptor)(nil), // 11: nova.index.v1.StreamDescriptor
 	(*ProducerBatch)(nil),    // 12: nova.index.v1.ProducerBatch
 	(*ProducerState)(nil),    // 13: nova.index.v1.ProducerState
-	(*Head)(nil),             // 14: nova.index.v1.Head
-	(*BucketRecord)(nil),     // 15: nova.index.v1.BucketRecord
-	(*NameRecord)(nil),       // 16: nova.index.v1.NameRecord
-	(*Due)(nil),              // 17: nova.index.v1.Due
-	(v1.StorageProfile)(0),   // 18: nova.v1.StorageProfile
-	(*v1.StreamConfig)(nil),  // 19: nova.v1.StreamConfig
-	(v1.BucketState)(0),      // 20: nova.v1.BucketState
-	(*v1.BucketConfig)(nil),  // 21: nova.v1.BucketConfig
+	(*Pin)(nil),              // 14: nova.index.v1.Pin
+	(*Head)(nil),             // 15: nova.index.v1.Head
+	(*BucketRecord)(nil),     // 16: nova.index.v1.BucketRecord
+	(*NameRecord)(nil),       // 17: nova.index.v1.NameRecord
+	(*Due)(nil),              // 18: nova.index.v1.Due
+	(v1.StorageProfile)(0),   // 19: nova.v1.StorageProfile
+	(*v1.StreamConfig)(nil),  // 20: nova.v1.StreamConfig
+	(v1.BucketState)(0),      // 21: nova.v1.BucketState
+	(*v1.BucketConfig)(nil),  // 22: nova.v1.BucketConfig
 }
 var file_nova_index_v1_records_proto_depIdxs = []int32{
 	0,  // 0: nova.index.v1.Life.state:type_name -> nova.index.v1.LifeState
-	18, // 1: nova.index.v1.Shard.profile:type_name -> nova.v1.StorageProfile
+	19, // 1: nova.index.v1.Shard.profile:type_name -> nova.v1.StorageProfile
 	1,  // 2: nova.index.v1.Shard.state:type_name -> nova.index.v1.ShardState
 	6,  // 3: nova.index.v1.Shard.bindings:type_name -> nova.index.v1.Binding
-	18, // 4: nova.index.v1.Chain.profile:type_name -> nova.v1.StorageProfile
+	19, // 4: nova.index.v1.Chain.profile:type_name -> nova.v1.StorageProfile
 	2,  // 5: nova.index.v1.Chain.state:type_name -> nova.index.v1.ChainState
 	8,  // 6: nova.index.v1.Chain.progress:type_name -> nova.index.v1.ShardProgress
-	19, // 7: nova.index.v1.StreamDescriptor.config:type_name -> nova.v1.StreamConfig
-	19, // 8: nova.index.v1.StreamDescriptor.submitted:type_name -> nova.v1.StreamConfig
+	20, // 7: nova.index.v1.StreamDescriptor.config:type_name -> nova.v1.StreamConfig
+	20, // 8: nova.index.v1.StreamDescriptor.submitted:type_name -> nova.v1.StreamConfig
 	12, // 9: nova.index.v1.ProducerState.batches:type_name -> nova.index.v1.ProducerBatch
 	3,  // 10: nova.index.v1.Head.state:type_name -> nova.index.v1.HeadState
 	13, // 11: nova.index.v1.Head.producers:type_name -> nova.index.v1.ProducerState
-	20, // 12: nova.index.v1.BucketRecord.state:type_name -> nova.v1.BucketState
-	21, // 13: nova.index.v1.BucketRecord.config:type_name -> nova.v1.BucketConfig
-	21, // 14: nova.index.v1.BucketRecord.submitted:type_name -> nova.v1.BucketConfig
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	14, // 12: nova.index.v1.Head.pins:type_name -> nova.index.v1.Pin
+	21, // 13: nova.index.v1.BucketRecord.state:type_name -> nova.v1.BucketState
+	22, // 14: nova.index.v1.BucketRecord.config:type_name -> nova.v1.BucketConfig
+	22, // 15: nova.index.v1.BucketRecord.submitted:type_name -> nova.v1.BucketConfig
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_nova_index_v1_records_proto_init() }
@@ -1927,7 +2041,7 @@ func file_nova_index_v1_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_index_v1_records_proto_rawDesc), len(file_nova_index_v1_records_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
