@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/nova-stream/nova/libs/rpc/wire"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
@@ -57,7 +58,7 @@ func Dial(address string, o Options) (*Client, error) {
 		creds = credentials.NewTLS(o.TLS)
 	}
 	t := newTracing(o.Tracer)
-	dial := []grpc.DialOption{
+	dial := append(wire.DialOptions(),
 		grpc.WithChainUnaryInterceptor(t.unary),
 		grpc.WithChainStreamInterceptor(t.stream),
 		grpc.WithTransportCredentials(creds),
@@ -68,7 +69,7 @@ func Dial(address string, o Options) (*Client, error) {
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: 5 * time.Second,
 		}),
-	}
+	)
 	if o.Token != "" {
 		if o.TLS == nil && !onLoopback(address) {
 			return nil, fmt.Errorf("connect to %s: a token is only sent over TLS, or on loopback", address)

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/rpc/wire"
 )
 
 // PoolConfig holds a pool's settings. Zero values take the defaults.
@@ -161,7 +162,7 @@ func (p *Pool) dial(target string, more ...grpc.DialOption) (*grpc.ClientConn, e
 	if p.cfg.TLS != nil {
 		creds = credentials.NewTLS(p.cfg.TLS)
 	}
-	c, err := grpc.NewClient(target, append(more,
+	c, err := grpc.NewClient(target, append(append(wire.DialOptions(), more...),
 		grpc.WithTransportCredentials(creds),
 		grpc.WithUnaryInterceptor(interceptors.UnaryClientInterceptor(p.obs)),
 		grpc.WithStreamInterceptor(interceptors.StreamClientInterceptor(p.obs)),

@@ -17,6 +17,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
+
+	"github.com/nova-stream/nova/libs/rpc/wire"
 )
 
 // MaxMessage is the default limit of one message, in bytes, in each direction.
@@ -78,7 +80,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts := []grpc.ServerOption{
+	opts := append(wire.ServerOptions(),
 		grpc.UnaryInterceptor(chain.unary),
 		grpc.StreamInterceptor(chain.stream),
 		grpc.MaxRecvMsgSize(cfg.MaxRecv),
@@ -88,7 +90,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		// Stop must not return while a handler still uses what is closed next.
 		grpc.WaitForHandlers(true),
-	}
+	)
 	if cfg.TLS != nil {
 		opts = append(opts, grpc.Creds(credentials.NewTLS(cfg.TLS)))
 	}

@@ -1,0 +1,98 @@
+// Package wire sets gRPC's connections up for messages from a few bytes to
+// megabytes: append batches and what readers get. Servers and clients use it
+// alike, and understand those that do not.
+package wire
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/experimental"
+	"google.golang.org/grpc/mem"
+	protobuf "google.golang.org/protobuf/proto"
+)
+
+const (
+	// streamWindow and connWindow are what a peer may send before the other side
+	// has read it: a batch of any size but the largest never waits for that. They
+	// bound the memory that a connection takes from a peer.
+	streamWindow = 4 << 20
+	connWindow   = 8 << 20
+	// ioBuffer is read and written at once: a call to the system for each costs
+	// more than the copy. Memory for it is held only while there is something.
+	ioBuffer = 128 << 10
+)
+
+// DialOptions are those of a client.
+func DialOptions() []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(codec)),
+		experimental.WithBufferPool(buffers),
+		grpc.WithInitialWindowSize(streamWindow), grpc.WithInitialConnWindowSize(connWindow),
+		grpc.WithReadBufferSize(ioBuffer), grpc.WithWriteBufferSize(ioBuffer),
+	}
+}
+
+// ServerOptions are those of a server.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(codec),
+		experimental.BufferPool(buffers),
+		grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connWindow),
+		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer),
+	}
+}
+
+// buffers has a size for every message: gRPC's own pool has none between 32 KiB
+// and 1 MiB, takes the larger one, and clears all of it each time.
+var buffers = func() mem.BufferPool {
+	p, err := mem.NewBinaryTieredBufferPool(8, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
+	if err != nil {
+		panic(err) // only sizes that no machine has, and they are constants
+	}
+	return p
+}()
+
+// codec is gRPC's Protobuf codec with buffers as its pool. The one that is
+// registered uses another pool, or, when a library has registered its own, none.
+var codec encoding.CodecV2 = pooled{}
+
+type pooled struct{}
+
+// Name is that of gRPC's codec: the bytes are the same.
+func (pooled) Name() string { return proto.Name }
+
+// Marshal implements encoding.CodecV2.
+func (pooled) Marshal(v any) (mem.BufferSlice, error) {
+	m, ok := v.(protobuf.Message)
+	if !ok {
+		return nil, fmt.Errorf("marshal: a %T is no Protobuf message", v)
+	}
+	size := protobuf.Size(m)
+	opts := protobuf.MarshalOptions{UseCachedSize: true} // computed just now
+	if mem.IsBelowBufferPoolingThreshold(size) {
+		b, err := opts.Marshal(m)
+		return mem.BufferSlice{mem.SliceBuffer(b)}, err
+	}
+	buf := buffers.Get(size)
+	b, err := opts.MarshalAppend((*buf)[:0], m)
+	if err != nil {
+		buffers.Put(buf)
+		return nil, err
+	}
+	*buf = b
+	return mem.BufferSlice{mem.NewBuffer(buf, buffers)}, nil
+}
+
+// Unmarshal implements encoding.CodecV2. The message refers to nothing of data.
+func (pooled) Unmarshal(data mem.BufferSlice, v any) error {
+	m, ok := v.(protobuf.Message)
+	if !ok {
+		return fmt.Errorf("unmarshal: a %T is no Protobuf message", v)
+	}
+	buf := data.MaterializeToBuffer(buffers)
+	defer buf.Free()
+	return protobuf.Unmarshal(buf.ReadOnlyData(), m)
+}
