@@ -47,10 +47,14 @@ type failures struct {
 const (
 	failureApart  = 500 * time.Millisecond
 	fencePatience = 10 * time.Second
+	// reachPatience is how long a chain-writer may take to say that it lives, and
+	// opinionPatience one that asks another on this life's behalf.
+	reachPatience   = 2 * time.Second
+	opinionPatience = 4 * time.Second
 )
 
 // writerFailures is how often the registered writer of a chain may fail to
-// answer before the chain is sealed over its head.
+// answer before others are asked whether they reach it.
 const writerFailures = 3
 
 // cut decides where the shard's part of a chain ends: by a fence if its writer
@@ -66,23 +70,22 @@ func (c *chains) cut(ctx context.Context, via chainwriterpb.ChainWriterServiceCl
 	if record.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN {
 		return c.remember(chain, stream.Slot(record.GetCut())), nil
 	}
-	writer, err := c.liveWriter(ctx, record)
+	to, err := c.find(ctx, record)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("writer of chain %s: %w", chain, err)
 	}
-	if writer != nil {
+	if to.writer != nil {
 		fencing, cancel := context.WithTimeout(ctx, fencePatience)
-		res, err := writer.Fence(fencing, &chainwriterpb.FenceRequest{ChainId: chain, Shard: uint32(n), Epoch: epoch})
+		res, err := to.writer.Fence(fencing, &chainwriterpb.FenceRequest{ChainId: chain, Shard: uint32(n), Epoch: epoch, WriterAddress: to.passOn})
 		cancel()
 		switch {
 		case err == nil:
-			c.answered(chain)
 			return stream.Slot(res.GetCut()), nil
 		case reason.Is(err, reason.EpochFenced):
 			return 0, fmt.Errorf("%w: %w", errLost, err)
-		case reason.Is(err, reason.ChainSealed):
-			// Its cut is recorded; the seal below reads it.
-		case c.failed(chain) < writerFailures:
+		case !reason.Is(err, reason.ChainSealed):
+			// It lives, so nobody seals over its head. If it cannot write, it ends its
+			// chain itself.
 			return 0, err
 		}
 	}
@@ -97,35 +100,6 @@ func (c *chains) cut(ctx context.Context, via chainwriterpb.ChainWriterServiceCl
 		return 0, err
 	}
 	return v.(stream.Slot), nil
-}
-
-// liveWriter returns the writer of an open chain if it is registered and still
-// the life that owns the chain; else nil.
-func (c *chains) liveWriter(ctx context.Context, record *indexpb.Chain) (chainwriterpb.ChainWriterServiceClient, error) {
-	nodes, err := c.svc.chainWriters(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, n := range nodes {
-		if n.Address != record.GetWriterAddress() {
-			continue
-		}
-		w, err := c.svc.writerOf(n.Address)
-		if err != nil {
-			return nil, err
-		}
-		opened, err := w.OpenChain(ctx, &chainwriterpb.OpenChainRequest{Profile: uint32(stream.ProfileStandard)})
-		if err != nil {
-			if c.failed(record.GetChainId()) < writerFailures {
-				return nil, fmt.Errorf("writer of chain %s: %w", record.GetChainId(), err)
-			}
-			return nil, nil //nolint:nilnil // no live writer is an answer
-		}
-		if opened.GetWriterLife() == record.GetWriterLife() {
-			return w, nil
-		}
-	}
-	return nil, nil //nolint:nilnil // no live writer is an answer
 }
 
 // absorb sees that a chain is absorbed up to a slot.
@@ -227,21 +201,4 @@ func (c *chains) remember(chain string, cut stream.Slot) stream.Slot {
 	c.sealed[chain] = cut
 	delete(c.failures, chain)
 	return cut
-}
-
-func (c *chains) failed(chain string) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	f, now := c.failures[chain], c.svc.now()
-	if f.count == 0 || now.Sub(f.last) >= failureApart {
-		f = failures{count: f.count + 1, last: now}
-		c.failures[chain] = f
-	}
-	return f.count
-}
-
-func (c *chains) answered(chain string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.failures, chain)
 }

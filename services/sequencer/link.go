@@ -2,6 +2,7 @@ package sequencer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -16,10 +17,11 @@ import (
 // order, and the commits back. It breaks once, for all of them; each shard then
 // goes through recovery.
 type link struct {
-	chain  stream.ChainID
-	writer chainwriterpb.ChainWriterServiceClient
-	stream chainwriterpb.ChainWriterService_WriteEntriesClient
-	cancel context.CancelFunc
+	chain   stream.ChainID
+	address string // of its writer
+	writer  chainwriterpb.ChainWriterServiceClient
+	stream  chainwriterpb.ChainWriterService_WriteEntriesClient
+	cancel  context.CancelFunc
 
 	mu     sync.Mutex
 	wake   *sync.Cond
@@ -28,6 +30,9 @@ type link struct {
 	sent   map[entryKey]int64 // what makes up unsent
 	credit int64
 	err    error // set once, when it is broken
+
+	delivering sync.Mutex // held while a shard takes a commit
+	left       map[stream.Shard]stream.Epoch
 }
 
 // entryKey names an entry in a chain.
@@ -41,6 +46,9 @@ type outgoing struct {
 	msg   *chainwriterpb.WriteEntriesRequest
 	size  int64
 }
+
+// errMoved ends a link that nothing is bound to any more.
+var errMoved = errors.New("all shards moved to another chain")
 
 // linkPatience is how long a chain-writer may take to open a link.
 const linkPatience = 5 * time.Second
@@ -74,7 +82,8 @@ func openLink(ctx, opening context.Context, w chainwriterpb.ChainWriterServiceCl
 	if !keep() {
 		return fail(context.Cause(opening))
 	}
-	l := &link{chain: chain, writer: w, stream: str, cancel: cancel, credit: int64(first.GetCreditBytes()), sent: map[entryKey]int64{}}
+	l := &link{chain: chain, writer: w, stream: str, cancel: cancel, credit: int64(first.GetCreditBytes()),
+		sent: map[entryKey]int64{}, left: map[stream.Shard]stream.Epoch{}}
 	l.wake = sync.NewCond(&l.mu)
 	return l, nil
 }
@@ -190,6 +199,25 @@ func (l *link) answered(key entryKey) {
 	delete(l.sent, key)
 	l.mu.Unlock()
 	l.wake.Signal()
+}
+
+// deliver has a shard take a commit, unless it left the link.
+func (l *link) deliver(n stream.Shard, epoch stream.Epoch, take func()) {
+	l.delivering.Lock()
+	defer l.delivering.Unlock()
+	if epoch > l.left[n] {
+		take()
+	}
+}
+
+// leave ends the shard's commits up to an epoch: once it has returned, none is
+// being taken, nor will be. Recovery, which finds what they say in the chain,
+// answers a shard's entries in their order; a link that is not broken must not do
+// so beside it.
+func (l *link) leave(n stream.Shard, epoch stream.Epoch) {
+	l.delivering.Lock()
+	defer l.delivering.Unlock()
+	l.left[n] = max(l.left[n], epoch)
 }
 
 func entryKind(k bundle.Kind) chainwriterpb.EntryKind {

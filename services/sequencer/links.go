@@ -1,15 +1,14 @@
 package sequencer
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/nova-stream/nova/libs/discovery"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
@@ -20,10 +19,13 @@ import (
 type links struct {
 	svc *Service
 
-	mu       sync.Mutex
-	current  *link
-	opening  chan struct{} // not nil while one opens; closed when it is done
+	mu      sync.Mutex
+	current *link
+	opening chan struct{} // not nil while one opens; closed when it is done
+	// attached are the links that are not broken: the current one, and those that
+	// shards are moving away from.
 	attached map[*link]map[stream.Shard]*shard
+	watched  bool
 }
 
 func newLinks(s *Service) *links {
@@ -40,20 +42,7 @@ func (ls *links) get(ctx context.Context) (*link, error) {
 		}
 		wait := ls.opening
 		if wait == nil {
-			wait = make(chan struct{})
-			ls.opening = wait
-			ls.mu.Unlock()
-			l, err := ls.open(ctx)
-			ls.mu.Lock()
-			ls.opening = nil
-			close(wait)
-			if err == nil {
-				ls.current = l
-				ls.attached[l] = map[stream.Shard]*shard{}
-				ls.svc.work.Go(func() { ls.run(l) })
-			}
-			ls.mu.Unlock()
-			return l, err
+			return ls.openLocked(ctx, ls.candidates)
 		}
 		ls.mu.Unlock()
 		select {
@@ -64,25 +53,54 @@ func (ls *links) get(ctx context.Context) (*link, error) {
 	}
 }
 
-// open chooses a chain-writer and opens its chain: zone first, then by
-// rendezvous, so that sequencers spread and keep their choice.
-func (ls *links) open(ctx context.Context) (*link, error) {
+// openLocked opens a link to one of the candidates and makes it the present one.
+// It is called with mu held, and returns without.
+func (ls *links) openLocked(ctx context.Context, candidates func(context.Context) ([]choice, error)) (*link, error) {
+	wait := make(chan struct{})
+	ls.opening = wait
+	ls.mu.Unlock()
+	l, err := ls.open(ctx, candidates)
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.opening = nil
+	close(wait)
+	if err != nil {
+		return nil, err
+	}
+	ls.current = l
+	ls.attached[l] = map[stream.Shard]*shard{}
+	ls.svc.work.Go(func() { ls.run(l) })
+	if !ls.watched {
+		ls.watched = true
+		ls.svc.work.Go(ls.watch)
+	}
+	return l, nil
+}
+
+// openPatience is how long a chain-writer may take to say which chain it writes:
+// longer than one that has to make it, and to prove its store before.
+const openPatience = 10 * time.Second
+
+// open opens a link to the first of the candidates that takes it.
+func (ls *links) open(ctx context.Context, candidates func(context.Context) ([]choice, error)) (*link, error) {
 	s := ls.svc
-	nodes, err := s.chainWriters(ctx)
+	order, err := candidates(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("find a chain-writer: %w", err)
 	}
-	if len(nodes) == 0 {
+	if len(order) == 0 {
 		return nil, reason.New(codes.Unavailable, "", "no chain-writer is registered yet")
 	}
 	var last error
-	for _, n := range byPreference(nodes, s.cfg.Zone, s.cfg.NodeID) {
+	for _, n := range order {
 		w, err := s.writerOf(n.Address)
 		if err != nil {
 			last = err
 			continue
 		}
-		opened, err := w.OpenChain(ctx, &chainwriterpb.OpenChainRequest{Profile: uint32(stream.ProfileStandard)})
+		asking, cancel := context.WithTimeout(ctx, openPatience)
+		opened, err := w.OpenChain(asking, &chainwriterpb.OpenChainRequest{Profile: uint32(stream.ProfileStandard)})
+		cancel()
 		if err != nil {
 			last = fmt.Errorf("chain-writer %s: %w", n.Address, err)
 			continue
@@ -98,6 +116,7 @@ func (ls *links) open(ctx context.Context) (*link, error) {
 			last = err
 			continue
 		}
+		l.address = n.Address
 		s.log.InfoContext(ctx, "writes to chain", "chain", chain.String(), "writer", n.Address)
 		s.limitPool(l.credit)
 		return l, nil
@@ -111,11 +130,12 @@ func (ls *links) run(l *link) {
 	err := l.run(
 		func(c *chainwriterpb.Commit) {
 			if n := stream.Shard(c.GetShard()); int(n) < len(s.shards) {
-				s.shards[n].committed(l, c)
+				l.deliver(n, stream.Epoch(c.GetEpoch()), func() { s.shards[n].committed(l, c) })
 			}
 		},
 		func(n stream.Shard, epoch stream.Epoch) {
 			if int(n) < len(s.shards) {
+				l.leave(n, epoch)
 				s.fenced(s.shards[n], epoch)
 			}
 		})
@@ -126,7 +146,7 @@ func (ls *links) run(l *link) {
 		ls.current = nil
 	}
 	ls.mu.Unlock()
-	if s.running.Err() == nil {
+	if s.running.Err() == nil && !errors.Is(err, errMoved) {
 		s.log.WarnContext(s.running, "lost the chain; its shards recover", "chain", l.chain.String(), "shards", len(shards), "err", err)
 	}
 	for _, sh := range shards {
@@ -136,27 +156,17 @@ func (ls *links) run(l *link) {
 	}
 }
 
-// attach notes that a shard sends to the link; false if it is broken.
+// attach notes that a shard sends to the link, and to no other; false if it is
+// broken.
 func (ls *links) attach(l *link, sh *shard) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
+	for _, shards := range ls.attached {
+		delete(shards, sh.number)
+	}
 	shards, ok := ls.attached[l]
 	if ok {
 		shards[sh.number] = sh
 	}
 	return ok
-}
-
-// byPreference orders chain-writers: the own zone first, then by rendezvous.
-func byPreference(nodes []discovery.Node, zone, self string) []discovery.Node {
-	out := append([]discovery.Node(nil), nodes...)
-	score := func(n discovery.Node) uint64 {
-		v := rendezvous(self, n.ID) >> 1
-		if zone != "" && n.Zone == zone {
-			v |= 1 << 63
-		}
-		return v
-	}
-	slices.SortStableFunc(out, func(a, b discovery.Node) int { return cmp.Compare(score(b), score(a)) })
-	return out
 }

@@ -42,6 +42,9 @@ type writer struct {
 	fates  func(*chainwriterpb.Entry) fate // nil: all land
 	chain  *memChain                       // the present one
 	chains map[string]*memChain
+	// peers are the other writers that this one reaches, by address; of those that
+	// are nil it knows that it does not.
+	peers map[string]*writer
 	// arrived are the entries that came, whatever became of them, and steps the
 	// calls of recoveries and openings.
 	arrived []*chainwriterpb.Entry
@@ -116,6 +119,11 @@ func (w *writer) WriteEntries(srv chainwriterpb.ChainWriterService_WriteEntriesS
 	chain.calls[c] = struct{}{}
 	c.answers <- &chainwriterpb.WriteEntriesResponse{CreditBytes: w.credit}
 	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(chain.calls, c)
+	}()
 	go func() {
 		for {
 			msg, err := srv.Recv()
@@ -212,8 +220,43 @@ func (c *memChain) endCalls(why error) {
 	}
 }
 
+// Probe implements chainwriterpb.ChainWriterServiceServer.
+func (w *writer) Probe(ctx context.Context, req *chainwriterpb.ProbeRequest) (*chainwriterpb.ProbeResponse, error) {
+	if a := req.GetAddress(); a != "" && a != w.address {
+		other, known := w.peer(a)
+		switch {
+		case !known:
+			return nil, reason.New(codes.FailedPrecondition, "", "it reaches no others")
+		case other == nil:
+			return &chainwriterpb.ProbeResponse{}, nil
+		}
+		return other.Probe(ctx, &chainwriterpb.ProbeRequest{})
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := 0
+	for _, c := range w.chains {
+		n += len(c.calls)
+	}
+	return &chainwriterpb.ProbeResponse{Reached: true, WriterLife: w.life.String(), Senders: uint32(n)}, nil
+}
+
+func (w *writer) peer(address string) (*writer, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	other, known := w.peers[address]
+	return other, known
+}
+
 // Fence implements chainwriterpb.ChainWriterServiceServer.
-func (w *writer) Fence(_ context.Context, req *chainwriterpb.FenceRequest) (*chainwriterpb.FenceResponse, error) {
+func (w *writer) Fence(ctx context.Context, req *chainwriterpb.FenceRequest) (*chainwriterpb.FenceResponse, error) {
+	if a := req.GetWriterAddress(); a != "" && a != w.address {
+		other, _ := w.peer(a)
+		if other == nil {
+			return nil, reason.New(codes.Unavailable, "", "it is not reached")
+		}
+		return other.Fence(ctx, &chainwriterpb.FenceRequest{ChainId: req.GetChainId(), Shard: req.GetShard(), Epoch: req.GetEpoch()})
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c := w.chains[req.GetChainId()]
