@@ -23,8 +23,8 @@ const (
 	movesAtOnce = 8
 	// movePatience is how long one shard may take before the others go on.
 	movePatience = 10 * time.Second
-	// lookMost is how often the chain-writers are looked at, at least.
-	lookMost = time.Second
+	// watchMost is how often the chain-writers are looked at, at least.
+	watchMost = time.Second
 	// settledLinks is for how many leases a choice stays when it is only not the
 	// best one any more, so that nodes that come and go move nothing.
 	settledLinks = 5
@@ -35,7 +35,7 @@ const (
 func (ls *links) watch() {
 	s := ls.svc
 	ctx := s.running
-	tick := time.NewTicker(min(s.lease.ttl/3, lookMost))
+	tick := time.NewTicker(min(s.lease.ttl/3, watchMost))
 	defer tick.Stop()
 	settled, of := s.now(), (*link)(nil)
 	for {
