@@ -13,7 +13,6 @@ type history struct {
 
 	mu     sync.Mutex
 	ops    []*op
-	voids  int // operations of which nothing came
 	blind  int // appends whose outcome is unknown
 	unsure int // other changes whose outcome is unknown
 }
@@ -31,9 +30,6 @@ func (h *history) end(o *op) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch o.outcome {
-	case void:
-		h.voids++
-		return
 	case unknown:
 		if o.kind == appendOp {
 			h.blind++

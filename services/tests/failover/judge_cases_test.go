@@ -1,7 +1,6 @@
 package failover
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -206,6 +205,7 @@ func TestBadHistoriesAreRejected(t *testing.T) {
 		"timestamps decrease":                        func(s *script) { s.stored(0, "a").stamped(7); s.stored(1, "b").stamped(6) },
 		"a timestamp changes":                        func(s *script) { s.stored(0, "a").stamped(7); s.read("a") },
 		"a content hash changes":                     func(s *script) { s.stored(0, "a").hashed(8); s.read("a") },
+		"NOT_COMMITTED of what is stored":            func(s *script) { s.lost("a").outcome = void; s.read("a") },
 		"an answer that contradicts itself":          func(s *script) { s.stored(0, "a").broken = "it does" },
 		"a later append is seen before it was asked": func(s *script) { s.read("a"); s.lost("a") },
 	} {
@@ -213,7 +213,7 @@ func TestBadHistoriesAreRejected(t *testing.T) {
 			s := &script{}
 			write(s)
 			if j := judge(s.ops, time.Minute); j.good() {
-				t.Errorf("judged %s:\n%s", j.result, listed(s.ops))
+				t.Errorf("judged %s:\n%s", j.result, listing(s.ops))
 			}
 		})
 	}
@@ -269,6 +269,11 @@ func TestGoodHistoriesAreAccepted(t *testing.T) {
 			s.stored(1, "b").by("p", 1, 1)
 			s.read("ab")
 		},
+		"a resend after NOT_COMMITTED": func(s *script) {
+			s.lost("a").by("p", 1, 0).outcome = void
+			s.stored(0, "a").by("p", 1, 0)
+			s.read("a")
+		},
 		"a resend is the first": func(s *script) { s.lost("a").by("p", 1, 0); s.stored(0, "a").by("p", 1, 0); s.read("a") },
 		"a resend behind the seal": func(s *script) {
 			s.stored(0, "a").by("p", 1, 0).sealing()
@@ -307,16 +312,8 @@ func TestGoodHistoriesAreAccepted(t *testing.T) {
 			s := &script{}
 			write(s)
 			if j := judge(s.ops, time.Minute); !j.good() || j.result != porcupine.Ok {
-				t.Errorf("judged %s %q\n%s\n%s", j.result, j.wrong, j.why, listed(s.ops))
+				t.Errorf("judged %s %q\n%s\n%s", j.result, j.wrong, j.why, listing(s.ops))
 			}
 		})
 	}
-}
-
-func listed(ops []*op) string {
-	var b strings.Builder
-	for _, o := range ops {
-		b.WriteString("  " + o.String() + "\n")
-	}
-	return b.String()
 }

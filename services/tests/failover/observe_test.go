@@ -47,6 +47,7 @@ func observe(ops []*op) *observations {
 	}
 	v.order()
 	v.ackTails(ops)
+	v.denials(ops)
 	return v
 }
 
@@ -150,6 +151,21 @@ func (v *observations) ackTails(ops []*op) {
 	}
 }
 
+// denials: nobody was told NOT_COMMITTED of what is stored.
+func (v *observations) denials(ops []*op) {
+	for _, o := range ops {
+		if o.kind != appendOp || o.outcome != void {
+			continue
+		}
+		at, stored := v.where[o.bodies[0]]
+		if stored && !slices.ContainsFunc(ops, func(p *op) bool {
+			return p.kind == appendOp && (p.outcome == done || p.outcome == unknown) && p.bodies[0] == o.bodies[0]
+		}) {
+			v.fault(o, "it is stored, at %d", at)
+		}
+	}
+}
+
 // holes says whether the stream has records of which nobody saw the body.
 func (v *observations) holes() bool {
 	for seq := range v.tail {
@@ -167,6 +183,9 @@ func (v *observations) resolve(ops []*op) []*op {
 	out := make([]*op, 0, len(ops))
 	holes := v.holes()
 	for _, o := range ops {
+		if o.outcome == void {
+			continue
+		}
 		if o.outcome == unknown && o.kind == appendOp {
 			at, stored := v.where[o.bodies[0]]
 			if !stored && !holes {

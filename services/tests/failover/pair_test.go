@@ -1,0 +1,149 @@
+package failover
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nova-stream/nova/libs/config"
+	"github.com/nova-stream/nova/libs/discovery/local"
+	"github.com/nova-stream/nova/libs/metastore"
+	metafault "github.com/nova-stream/nova/libs/metastore/fault"
+	metamem "github.com/nova-stream/nova/libs/metastore/mem"
+	"github.com/nova-stream/nova/libs/objectstore"
+	"github.com/nova-stream/nova/libs/objectstore/fault"
+	"github.com/nova-stream/nova/libs/objectstore/mem"
+	"github.com/nova-stream/nova/services/novad"
+)
+
+const (
+	pairLease = time.Second
+	chains    = "chain/" // where slots are
+)
+
+// pair is two nodes with everything in them, in this process, that share their
+// stores: each may lead, write and serve. Faults are between a node and its
+// stores, so what happens to one does not happen to the other.
+type pair struct {
+	t       *testing.T
+	objects objectstore.Store
+	rows    *metafault.Store // only to be forked: nothing is done to it
+	network *local.Network
+	nodes   [2]*member
+}
+
+// member is one of a pair.
+type member struct {
+	pair    *pair
+	id      string
+	address string
+	node    *novad.Node
+	objects *fault.Store
+	rows    *metafault.Store
+}
+
+func startPair(t *testing.T) *pair {
+	t.Helper()
+	p := &pair{t: t, objects: mem.New(), rows: metafault.New(metamem.New()), network: local.NewNetwork()}
+	t.Cleanup(func() {
+		for _, m := range p.nodes {
+			if m != nil && m.node != nil {
+				if err := m.node.Close(); err != nil {
+					t.Errorf("stop %s: %v", m.id, err)
+				}
+			}
+		}
+	})
+	for i := range p.nodes {
+		p.nodes[i] = &member{pair: p, id: fmt.Sprint("node-", i), address: "127.0.0.1:0"}
+		if err := p.nodes[i].start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+// start starts the node, as a new life, and waits until it is ready.
+func (m *member) start(ctx context.Context) error {
+	var cfg novad.Config
+	var complaint bytes.Buffer
+	args := []string{
+		"--dev", "--listen", m.address, "--http-listen", "", "--metrics-listen", "", "--node-id", m.id, "--log-level", "error",
+		"--lease-ttl", pairLease.String(), "--shards", "8", "--stop-timeout", "300ms",
+	}
+	code := config.Program{
+		Name: "novad", Flags: cfg.Flags, Check: cfg.Check, Run: func(context.Context) error { return nil },
+	}.Execute(ctx, args, nil, &complaint, &complaint)
+	if code != 0 {
+		return fmt.Errorf("novad %v: %s", args, complaint.String())
+	}
+	cfg.AdvertiseHost, cfg.Registry = "127.0.0.1", m.pair.network.Registry()
+	cfg.WrapObjects = func(own objectstore.Store) objectstore.Store {
+		m.objects = fault.New(keptObjects{m.pair.objects, own})
+		return m.objects
+	}
+	cfg.WrapMetastore = func(own metastore.Store) metastore.Store {
+		m.rows = m.pair.rows.ForkOf(keptRows{m.pair.rows, own})
+		return m.rows
+	}
+	// A slot that is stuck, a call that is lost, end while a round lasts.
+	cfg.ChainWriter.StuckAfter, cfg.ChainWriter.AttemptTimeout = 2*time.Second, 500*time.Millisecond
+	cfg.Sequencer.AppendTimeout = 2 * time.Second
+	cfg.Sequencer.IdleStream = 200 * time.Millisecond // so that streams leave and come back
+	node, err := novad.Start(context.WithoutCancel(ctx), cfg)
+	if err != nil {
+		return fmt.Errorf("start %s: %w", m.id, err)
+	}
+	m.node, m.address = node, node.Addr()
+	return within(ctx, time.Minute, func(context.Context) error { return node.Ready() })
+}
+
+// kill ends the node as far as the stores see, at once; what was its process
+// goes some time later.
+func (m *member) kill() {
+	m.objects.KillAt(1, fault.Before)
+	m.rows.KillAt(1, metafault.Before)
+}
+
+// restart stops what is left of the node and starts it again.
+func (m *member) restart(ctx context.Context) error {
+	if m.node != nil {
+		node := m.node
+		m.node = nil
+		// What a killed or deposed node says of its end is nobody's concern.
+		_ = node.Close()
+	}
+	return m.start(ctx)
+}
+
+// doors opens the nodes' public sides.
+func (p *pair) doors() []*door {
+	p.t.Helper()
+	var all []*door
+	for _, m := range p.nodes {
+		d, err := openDoor(m.address)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		p.t.Cleanup(func() { _ = d.conn.Close() })
+		all = append(all, d)
+	}
+	return all
+}
+
+// keptObjects are not closed with the node; own is what the node opened.
+type keptObjects struct {
+	objectstore.Store
+	own objectstore.Store
+}
+
+func (k keptObjects) Close() error { return k.own.Close() }
+
+type keptRows struct {
+	metastore.Store
+	own metastore.Store
+}
+
+func (k keptRows) Close() error { return k.own.Close() }

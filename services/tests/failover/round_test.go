@@ -1,0 +1,214 @@
+package failover
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
+)
+
+// plan is how a run goes.
+type plan struct {
+	streams  int           // at once
+	ops      int           // of one client in one round, at most
+	length   time.Duration // of the part of a round in which clients begin operations
+	timeout  time.Duration // of a call
+	patience time.Duration // for the constellation to be whole after a round
+	search   time.Duration // for Porcupine, per history
+	report   *report
+}
+
+// nemesis hurts a constellation.
+type nemesis interface {
+	// hurt does one thing and returns what. It returns when the thing is done, or
+	// has begun: then heal ends it.
+	hurt(ctx context.Context, r *rand.Rand) (string, error)
+	// heal makes everything whole.
+	heal(ctx context.Context) error
+}
+
+// seed is what the run's choices are made from.
+func seed(t *testing.T) uint64 {
+	n := uint64(time.Now().UnixNano())
+	if text := os.Getenv("NOVA_SEED"); text != "" {
+		var err error
+		if n, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("NOVA_SEED: %v", err)
+		}
+	}
+	t.Logf("NOVA_SEED=%d", n)
+	return n
+}
+
+// run makes rounds until it is time to stop, and at least one.
+func (p *plan) run(t *testing.T, r *rand.Rand, doors []*door, enemy nemesis, length time.Duration) {
+	t.Helper()
+	p.report = newReport()
+	defer func() { t.Log(p.report) }()
+	ctx := t.Context()
+	p.makeBucket(t, doors[0])
+	began := time.Now()
+	for round := 0; round == 0 || time.Since(began) < length; round++ {
+		if !p.round(ctx, t, r, doors, enemy, round) {
+			return
+		}
+		p.report.rounds++
+		if round%20 == 19 {
+			t.Logf("after %v: %v", time.Since(began).Round(time.Second), p.report)
+		}
+	}
+	// What nobody could judge proves nothing.
+	verdicts := p.report.verdicts
+	if n, all := verdicts[porcupine.Unknown], verdicts[porcupine.Ok]+verdicts[porcupine.Unknown]; n*10 > all {
+		t.Errorf("%d of %d histories were too much for Porcupine in %v", n, all, p.search)
+	}
+}
+
+func (p *plan) makeBucket(t *testing.T, d *door) {
+	t.Helper()
+	if err := within(t.Context(), p.patience, func(ctx context.Context) error {
+		_, err := d.buckets.CreateBucket(ctx, &novapb.CreateBucketRequest{Bucket: bucket})
+		if reason.Is(err, reason.BucketExists) {
+			return nil
+		}
+		return err
+	}); err != nil {
+		t.Fatalf("create bucket: %v", err)
+	}
+}
+
+// round uses fresh streams while the nemesis is at work, and judges; false: it
+// is no use going on.
+func (p *plan) round(ctx context.Context, t *testing.T, r *rand.Rand, doors []*door, enemy nemesis, number int) bool {
+	t.Helper()
+	var crowds []*crowd
+	for i := range p.streams {
+		name := fmt.Sprintf("round-%d-stream-%d", number, i)
+		if err := within(ctx, p.patience, func(ctx context.Context) error {
+			_, err := doors[0].streams.CreateStream(ctx, &novapb.CreateStreamRequest{Bucket: bucket, Stream: name, RequestToken: name})
+			return err
+		}); err != nil {
+			t.Errorf("create %s: %v", name, err)
+			return false
+		}
+		crowds = append(crowds, &crowd{history: newHistory(name), plan: p, doors: doors, until: time.Now().Add(p.length), ends: r.IntN(2) == 0})
+	}
+	var clients, fight sync.WaitGroup
+	for _, c := range crowds {
+		c.start(&clients, r)
+	}
+	choices := rand.New(rand.NewPCG(r.Uint64(), 0))
+	fight.Go(func() { p.fight(ctx, t, choices, enemy, time.Now().Add(p.length)) })
+	clients.Wait()
+	fight.Wait()
+	if t.Failed() {
+		return false
+	}
+	for _, c := range crowds {
+		if err := c.finish(ctx, r); err != nil {
+			t.Errorf("%s after the round, within %v: %v", c.stream, p.patience, err)
+			return false
+		}
+	}
+	for _, c := range crowds {
+		j := judge(c.all(), p.search)
+		p.report.judgement(&j)
+		if !j.good() {
+			t.Errorf("%s: %s\n%s%s\nall of it:\n%s", c.stream, j.result, lines(j.wrong), j.why, listing(c.all()))
+		}
+	}
+	return !t.Failed()
+}
+
+// start starts the clients of a stream.
+func (c *crowd) start(work *sync.WaitGroup, r *rand.Rand) {
+	for number, run := range []func(*client){
+		(*client).runPlain,
+		func(x *client) { x.runProducer("one") },
+		func(x *client) { x.runSender("two") },
+		(*client).runController,
+		(*client).runReader,
+	} {
+		x := &client{crowd: c, number: number, rand: rand.New(rand.NewPCG(r.Uint64(), 1)), door: r.IntN(len(c.doors))}
+		work.Go(func() { run(x) })
+	}
+}
+
+// fight lets the nemesis hurt and heal until the time is over.
+func (p *plan) fight(ctx context.Context, t *testing.T, r *rand.Rand, enemy nemesis, until time.Time) {
+	sleep := func() { time.Sleep(min(some(r, p.length/4), time.Until(until))) } // part of the schedule
+	for sleep(); time.Now().Before(until); sleep() {
+		what, err := enemy.hurt(ctx, r)
+		p.report.fault(what)
+		sleep()
+		if healed := enemy.heal(ctx); err == nil {
+			err = healed
+		}
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+			return
+		}
+	}
+}
+
+// finish reads the stream when all is whole again.
+func (c *crowd) finish(ctx context.Context, r *rand.Rand) error {
+	x := &client{crowd: c, number: -1, rand: r}
+	return within(ctx, c.plan.patience, func(context.Context) error {
+		o := x.begin(x.number, readOp)
+		if x.call(o, func(ctx context.Context, d *door) { o.read(ctx, d, c.stream) }); o.outcome != done {
+			return fmt.Errorf("read: %s", o.text)
+		}
+		o = x.begin(x.number, tailOp)
+		if x.call(o, func(ctx context.Context, d *door) { o.checkTail(ctx, d, c.stream) }); o.outcome != done {
+			return fmt.Errorf("check tail: %s", o.text)
+		}
+		return nil
+	})
+}
+
+// within repeats f until it returns nil.
+func within(ctx context.Context, patience time.Duration, f func(ctx context.Context) error) error {
+	deadline := time.Now().Add(patience)
+	for {
+		call, cancel := context.WithTimeout(ctx, 10*time.Second)
+		err := f(call)
+		cancel()
+		if err == nil || time.Now().After(deadline) || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func lines(texts []string) (all string) {
+	for _, text := range texts[:min(20, len(texts))] {
+		all += text + "\n"
+	}
+	return all
+}
+
+// listing is a history for people.
+func listing(ops []*op) (all string) {
+	for _, o := range ops[:min(1000, len(ops))] {
+		all += "  " + o.String() + "\n"
+	}
+	return all
+}
+
+// some is a time up to most.
+func some(r *rand.Rand, most time.Duration) time.Duration {
+	return time.Duration(r.Int64N(int64(most) + 1))
+}
