@@ -132,8 +132,11 @@ func onLoopback(address string) bool {
 // AppendSize returns the bytes of a record that count against the limits of a
 // record and a batch.
 func AppendSize(r *novapb.AppendRecord) int {
-	rec := stream.Record{Headers: headersOf(r.GetHeaders()), Body: r.GetBody()}
-	return rec.Size()
+	n := len(r.GetBody())
+	for _, h := range r.GetHeaders() {
+		n += len(h.GetName()) + len(h.GetValue())
+	}
+	return n
 }
 
 func headersOf(in []*novapb.Header) []stream.Header {

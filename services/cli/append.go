@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,13 +71,6 @@ The last line is "appended N records, seq A..B", both inclusive; with -o json
 	return cmd
 }
 
-// input is a run of records that were there without waiting, or why there are
-// no more.
-type input struct {
-	records []*novapb.AppendRecord
-	err     error
-}
-
 func (a *app) append(cmd *cobra.Command, o appendFlags, target string, files []string) error {
 	bucket, name, err := streamName(target)
 	if err != nil {
@@ -127,6 +121,7 @@ func (a *app) append(cmd *cobra.Command, o appendFlags, target string, files []s
 			return err
 		}
 	}
+	defer collectLess()()
 	// The session outlives an interrupt, to learn what became of what was sent.
 	session := c.OpenSession(context.WithoutCancel(cmd.Context()), cfg)
 	stopProgress := a.progress(session)
@@ -162,6 +157,24 @@ func (a *app) append(cmd *cobra.Command, o appendFlags, target string, files []s
 		return readErr
 	}
 	return said
+}
+
+// appendMemory is what append takes without thinking of it: what is read ahead
+// and not yet acknowledged is at most a third of it.
+const appendMemory = 96 << 20
+
+// collectLess makes the garbage collector wait for more garbage than a program of
+// a small heap is allowed: all records are, and they are many. It returns what
+// makes it as it was. Whoever sets GOGC or GOMEMLIMIT is obeyed.
+func collectLess() func() {
+	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
+		return func() {}
+	}
+	percent, limit := debug.SetGCPercent(400), debug.SetMemoryLimit(appendMemory)
+	return func() {
+		debug.SetGCPercent(percent)
+		debug.SetMemoryLimit(limit)
+	}
 }
 
 // appended prints the last line.
@@ -200,125 +213,6 @@ func create(ctx context.Context, c *client.Client, bucket, name string, patience
 		case <-ctx.Done():
 			return err
 		case <-time.After(100 * time.Millisecond):
-		}
-	}
-}
-
-// Bounds of what is read ahead: runs of so many bytes (or one record), so many
-// runs. With the session's window they bound the memory that append needs.
-const (
-	runBytes   = 128 << 10
-	runsQueued = 4
-)
-
-// read sends the records of all files, then closes inputs. A run leaves before
-// anything that could wait for more input.
-func (a *app) read(ctx context.Context, f format, files []string, inputs chan<- input) {
-	defer close(inputs)
-	send := func(in input) bool {
-		select {
-		case inputs <- in:
-			return true
-		case <-ctx.Done():
-			return false
-		}
-	}
-	for _, name := range files {
-		in, label := a.In, "standard input"
-		if name != "-" {
-			file, err := os.Open(name)
-			if err != nil {
-				send(input{err: err})
-				return
-			}
-			in, label = file, name
-		}
-		err := readSource(newSource(label, f, in), send)
-		if file, ok := in.(*os.File); ok && name != "-" {
-			_ = file.Close()
-		}
-		if err != nil {
-			send(input{err: err})
-			return
-		}
-		if ctx.Err() != nil {
-			return
-		}
-	}
-}
-
-// readSource sends the records of one source. What precedes a record that
-// cannot be read is sent.
-func readSource(s *source, send func(input) bool) error {
-	var run []*novapb.AppendRecord
-	size := 0
-	for {
-		r, err := s.next()
-		if err == nil {
-			run = append(run, r)
-			size += client.AppendSize(r)
-		}
-		if len(run) > 0 && (err != nil || size >= runBytes || len(run) >= stream.MaxBatchRecords || !s.ready()) {
-			if !send(input{records: run}) {
-				return nil
-			}
-			run, size = nil, 0
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// sendAll batches records and sends them; a batch leaves when it is full or its
-// first record waited for long enough. It returns what was wrong with the input.
-func sendAll(ctx context.Context, session *client.Session, most int, inputs <-chan input) error {
-	var batch []*novapb.AppendRecord
-	size := 0
-	timer := time.NewTimer(time.Hour) // runs while the batch is not empty
-	timer.Stop()
-	defer timer.Stop()
-	flush := func() bool {
-		if len(batch) == 0 {
-			return true
-		}
-		err := session.Send(ctx, batch)
-		batch, size = nil, 0
-		timer.Stop()
-		return err == nil // Close has the reason
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-session.Done():
-			return nil // it failed; Close has the reason
-		case <-timer.C:
-			if !flush() {
-				return nil
-			}
-		case in, ok := <-inputs:
-			if !ok || in.err != nil {
-				flush()
-				return in.err
-			}
-			for _, r := range in.records {
-				n := client.AppendSize(r)
-				if size+n > stream.MaxBatchBytes && !flush() {
-					return nil
-				}
-				if len(batch) == 0 {
-					timer.Reset(pauseFlush)
-				}
-				batch = append(batch, r)
-				size += n
-				if len(batch) == most && !flush() {
-					return nil
-				}
-			}
 		}
 	}
 }
