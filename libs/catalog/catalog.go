@@ -107,6 +107,14 @@ func (c *Client) EndLife(ctx context.Context, id string, state indexpb.LifeState
 	}
 }
 
+// DeleteLife removes the row of a life that is over.
+func (c *Client) DeleteLife(ctx context.Context, id string, expected int64) error {
+	_, err := again(ctx, func() (*indexpb.DeleteLifeResponse, error) {
+		return c.index.DeleteLife(ctx, &indexpb.DeleteLifeRequest{LifeId: id, ExpectedVersion: expected})
+	})
+	return err
+}
+
 // EachLife calls f with every life, which f may change.
 func (c *Client) EachLife(ctx context.Context, f func(l *indexpb.Life, version int64) error) error {
 	after := ""
@@ -279,12 +287,12 @@ func (c *Client) Directories(ctx context.Context, chain string, from, to uint64)
 
 // TouchHead changes a stream's head under the epoch of the leader that opens
 // it, and returns the head. That the change succeeded proves that it was not an
-// old one. A head that a higher epoch touched is RULE_BROKEN: the caller is
-// deposed.
+// old one, and IsNotFound is proven too: there is no such stream (any more). A
+// head that a higher epoch touched is RULE_BROKEN: the caller is deposed.
 func (c *Client) TouchHead(ctx context.Context, id stream.ID, epoch uint64) (*indexpb.Head, error) {
 	for {
 		res, err := again(ctx, func() (*indexpb.GetHeadResponse, error) {
-			return c.index.GetHead(ctx, &indexpb.GetHeadRequest{StreamId: id.String()})
+			return c.index.GetHead(ctx, &indexpb.GetHeadRequest{StreamId: id.String(), ProveAbsence: true})
 		})
 		if err != nil {
 			return nil, err
@@ -303,10 +311,42 @@ func (c *Client) TouchHead(ctx context.Context, id stream.ID, epoch uint64) (*in
 	}
 }
 
+// QuarantineHead records why nothing more can be folded over a head, and the
+// slots that are needed to judge and repair it. The head MUST be the one that
+// TouchHead returned under the epoch: one that was changed since, by a later
+// leader or a settler, may not be broken at all, and is a conflict.
+func (c *Client) QuarantineHead(ctx context.Context, touched *indexpb.Head, why string, pins []*indexpb.Pin) error {
+	id := touched.GetStreamId()
+	res, err := again(ctx, func() (*indexpb.GetHeadResponse, error) {
+		return c.index.GetHead(ctx, &indexpb.GetHeadRequest{StreamId: id})
+	})
+	if err != nil {
+		return err
+	}
+	if res.GetHead().GetAttempt() != touched.GetAttempt() {
+		return reason.New(codes.Aborted, reason.VersionConflict, "head of stream "+id+" was changed since, or the read is old")
+	}
+	h := proto.CloneOf(res.GetHead())
+	h.Quarantine, h.Pins, h.Attempt = why, pins, newAttempt()
+	_, err = again(ctx, func() (*indexpb.PutHeadResponse, error) {
+		return c.index.PutHead(ctx, &indexpb.PutHeadRequest{Head: h, ExpectedVersion: res.GetVersion()})
+	})
+	return err
+}
+
 // GetDescriptor returns what a stream is.
 func (c *Client) GetDescriptor(ctx context.Context, id stream.ID) (*indexpb.StreamDescriptor, error) {
 	res, err := again(ctx, func() (*indexpb.GetDescriptorResponse, error) {
 		return c.index.GetDescriptor(ctx, &indexpb.GetDescriptorRequest{StreamId: id.String()})
+	})
+	return res.GetStream(), err
+}
+
+// FreshDescriptor is GetDescriptor, and proves by a change that what it returns
+// was no old read. That there is none is not proven.
+func (c *Client) FreshDescriptor(ctx context.Context, id stream.ID) (*indexpb.StreamDescriptor, error) {
+	res, err := again(ctx, func() (*indexpb.GetDescriptorResponse, error) {
+		return c.index.GetDescriptor(ctx, &indexpb.GetDescriptorRequest{StreamId: id.String(), Fresh: true})
 	})
 	return res.GetStream(), err
 }

@@ -3,6 +3,7 @@ package index
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -257,12 +258,15 @@ const MaxHeadBytes = 64 << 10
 
 // GetHead returns a stream's head.
 func (s *Service) GetHead(ctx context.Context, req *indexpb.GetHeadRequest) (*indexpb.GetHeadResponse, error) {
-	var r indexpb.Head
-	v, err := s.read(ctx, headKey(req.GetStreamId()), &r)
+	read := s.head
+	if req.GetProveAbsence() {
+		read = s.provenHead
+	}
+	h, v, err := read(ctx, req.GetStreamId())
 	if err != nil {
 		return nil, err
 	}
-	return &indexpb.GetHeadResponse{Head: &r, Version: int64(v)}, nil
+	return &indexpb.GetHeadResponse{Head: h, Version: int64(v)}, nil
 }
 
 // PutHead changes a stream's head. It never makes one: creation does.
@@ -276,6 +280,9 @@ func (s *Service) PutHead(ctx context.Context, req *indexpb.PutHeadRequest) (*in
 	}
 	return &indexpb.PutHeadResponse{Version: v}, nil
 }
+
+// MaxPins limits the pins of a head.
+const MaxPins = 16
 
 func headRule(old, next *indexpb.Head, existed bool) error {
 	back := next.GetFoldedEpoch() < old.GetFoldedEpoch() ||
@@ -291,17 +298,59 @@ func headRule(old, next *indexpb.Head, existed bool) error {
 		return broken("state and opened_epoch go forward only")
 	case next.GetShard() != old.GetShard():
 		return broken("a stream keeps its shard")
+	case next.GetProducersForgotten() < old.GetProducersForgotten() || next.GetProducersForgottenUntil() < old.GetProducersForgottenUntil():
+		return broken("what is known of forgotten producers goes forward only")
+	}
+	return quarantineRule(old, next)
+}
+
+// quarantineRule: nothing is folded over a quarantined head, and as long as it
+// is quarantined it keeps its pins, which reclaim relies on.
+func quarantineRule(old, next *indexpb.Head) error {
+	moved := next.GetFoldedEpoch() != old.GetFoldedEpoch() || next.GetFoldedEntry() != old.GetFoldedEntry()
+	switch {
+	case len(next.GetPins()) > MaxPins:
+		return broken(fmt.Sprintf("a head has at most %d pins", MaxPins))
+	case next.GetQuarantine() == "" && len(next.GetPins()) > 0:
+		return broken("only a quarantine has pins")
+	case next.GetQuarantine() != "" && len(next.GetPins()) == 0:
+		return broken("a quarantine names the slots it is about")
+	case next.GetQuarantine() != "" && moved:
+		return broken("nothing is folded over a quarantined head")
+	}
+	for _, p := range next.GetPins() {
+		if p.GetFrom() >= p.GetTo() || p.GetChainId() == "" {
+			return broken("a pin names slots of a chain")
+		}
+	}
+	if next.GetQuarantine() == "" {
+		return nil
+	}
+	for _, p := range old.GetPins() {
+		kept := func(n *indexpb.Pin) bool {
+			return n.GetChainId() == p.GetChainId() && n.GetFrom() <= p.GetFrom() && n.GetTo() >= p.GetTo()
+		}
+		if !slices.ContainsFunc(next.GetPins(), kept) {
+			return broken("a quarantined head keeps its pins")
+		}
 	}
 	return nil
 }
 
 // GetDescriptor returns a stream's descriptor.
 func (s *Service) GetDescriptor(ctx context.Context, req *indexpb.GetDescriptorRequest) (*indexpb.GetDescriptorResponse, error) {
-	r, _, err := s.descriptor(ctx, req.GetStreamId())
+	if req.GetFresh() {
+		d, err := s.freshDescriptor(ctx, req.GetStreamId())
+		if err != nil {
+			return nil, err
+		}
+		return &indexpb.GetDescriptorResponse{Stream: d}, nil
+	}
+	d, _, err := s.descriptor(ctx, req.GetStreamId())
 	if err != nil {
 		return nil, err
 	}
-	return &indexpb.GetDescriptorResponse{Stream: r}, nil
+	return &indexpb.GetDescriptorResponse{Stream: d}, nil
 }
 
 // PutDue writes a due marker.

@@ -136,7 +136,7 @@ func TestChainGoesForwardAndItsCutStays(t *testing.T) {
 func TestHeadGoesForwardOnly(t *testing.T) {
 	base := &indexpb.Head{
 		Shard: 2, FoldedEpoch: 3, FoldedEntry: 10, Tail: 100, LastTimestamp: 5000, Trim: 7,
-		State: indexpb.HeadState_HEAD_STATE_SEALED, OpenedEpoch: 4,
+		State: indexpb.HeadState_HEAD_STATE_SEALED, OpenedEpoch: 4, ProducersForgotten: 5, ProducersForgottenUntil: 900,
 	}
 	type edit = func(*indexpb.Head)
 	for _, c := range []struct {
@@ -156,6 +156,8 @@ func TestHeadGoesForwardOnly(t *testing.T) {
 		{"the trim goes back", func(h *indexpb.Head) { h.Trim = 6 }, false},
 		{"it is unsealed", func(h *indexpb.Head) { h.State = indexpb.HeadState_HEAD_STATE_ACTIVE }, false},
 		{"an older leader opens it (I4)", func(h *indexpb.Head) { h.OpenedEpoch = 3 }, false},
+		{"a forgotten producer is known again (I5)", func(h *indexpb.Head) { h.ProducersForgotten = 4 }, false},
+		{"forgotten producers may begin again (I5)", func(h *indexpb.Head) { h.ProducersForgottenUntil = 899 }, false},
 		{"it moves to another shard", func(h *indexpb.Head) { h.Shard = 3 }, false},
 	} {
 		t.Run(c.what, func(t *testing.T) { judge(t, headRule(base, changed(base, c.f), true), c.ok) })

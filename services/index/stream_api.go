@@ -388,8 +388,7 @@ func (s *Service) removeOrphan(ctx context.Context, of *indexpb.StreamDescriptor
 // no entry of it can be anywhere. That the version fits proves it. Any other
 // head is needed until the stream's DELETE entry is settled.
 func (s *Service) removeUntouched(ctx context.Context, id string) error {
-	var h indexpb.Head
-	v, err := s.read(ctx, headKey(id), &h)
+	h, v, err := s.head(ctx, id)
 	if reason.Is(err, reason.RowNotFound) {
 		return nil
 	}

@@ -20,6 +20,7 @@ type metrics struct {
 	refusals   metric.Int64Counter
 	recoveries metric.Float64Histogram
 	renewals   metric.Int64Counter
+	quarantine metric.Int64Counter
 }
 
 func newMetrics(m metric.Meter) (*metrics, error) {
@@ -34,6 +35,7 @@ func newMetrics(m metric.Meter) (*metrics, error) {
 		refusals:   b.counter("nova.sequencer.budget.refusals", "{request}", "Requests refused at a budget."),
 		recoveries: b.histogram("nova.sequencer.recovery.duration", "s", "From losing or claiming a shard to serving it."),
 		renewals:   b.counter("nova.sequencer.lease.renewals", "{renewal}", "Successful lease renewals."),
+		quarantine: b.counter("nova.sequencer.streams.quarantined", "{stream}", "Streams quarantined because their log is damaged."),
 	}
 	return out, b.err
 }
@@ -81,5 +83,7 @@ func (m *metrics) refused(ctx context.Context, budget string) {
 func (m *metrics) recovered(ctx context.Context, took time.Duration) {
 	m.recoveries.Record(ctx, took.Seconds())
 }
+
+func (m *metrics) quarantined(ctx context.Context) { m.quarantine.Add(ctx, 1) }
 
 func (m *metrics) leaseRenewed(ctx context.Context) { m.renewals.Add(ctx, 1) }

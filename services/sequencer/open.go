@@ -15,6 +15,7 @@ import (
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
 
 // opening is a stream on its way into memory; all who want it wait for one.
@@ -30,9 +31,12 @@ func (sh *shard) open(ctx context.Context, id stream.ID) (*openStream, error) {
 		return nil, err
 	}
 	sh.mu.Lock()
-	if st := sh.streams[id]; st != nil {
+	if st := sh.streams[id]; st != nil && (st.broken == nil || sh.svc.now().Before(st.lookAgain)) {
 		sh.mu.Unlock()
-		return st, nil
+		return st.served()
+	} else if st != nil {
+		// It has nothing under way, and is read anew.
+		delete(sh.streams, id)
 	}
 	o := sh.opening[id]
 	if o == nil {
@@ -46,7 +50,10 @@ func (sh *shard) open(ctx context.Context, id stream.ID) (*openStream, error) {
 	sh.mu.Unlock()
 	select {
 	case <-o.done:
-		return o.st, o.err
+		if o.err != nil {
+			return nil, o.err
+		}
+		return o.st.served()
 	case <-ctx.Done():
 		return nil, reason.New(reason.Code(ctx.Err()), "", "open stream: "+ctx.Err().Error())
 	}
@@ -71,25 +78,39 @@ func (sh *shard) finishOpening(id stream.ID, o *opening) {
 	close(o.done)
 }
 
-// read rebuilds a stream from its head and the absorbed part of every chain
-// the shard is bound to. The order is what makes it right (architecture 5): the
-// chains are absorbed as far as they may hold entries of the stream, THEN the
-// head is touched by compare-and-set under the own epoch, THEN the directories
-// are folded over it. A head read first, or read plainly, may be older than a
-// directory that is gone by then, and numbers would be given twice.
+// read reads a stream, and quarantines it if what it finds is broken both times
+// that it looks.
 func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Epoch, error) {
-	epoch, bindings, l, evicted, serving := sh.present()
-	if !serving {
-		return nil, 0, errNoLeader(sh.number)
+	for first := true; ; first = false {
+		epoch, bindings, l, evicted, serving := sh.present()
+		if !serving {
+			return nil, 0, errNoLeader(sh.number)
+		}
+		st := &openStream{id: id, shard: sh, used: sh.svc.now()}
+		touched, err := sh.readInto(ctx, st, epoch, bindings, l, evicted)
+		var broken *errBroken
+		if errors.As(err, &broken) {
+			if first {
+				continue
+			}
+			err = sh.quarantine(ctx, touched, st, broken)
+		}
+		if err != nil {
+			return nil, 0, fmt.Errorf("open stream %s: %w", id, err)
+		}
+		return st, epoch, nil
 	}
-	s := sh.svc
-	// That there is no descriptor may be an old read; whether the stream is
-	// deleted is what its log says.
-	descriptor, err := s.index.GetDescriptor(ctx, id)
-	if err != nil && !catalog.IsNotFound(err) {
-		return nil, 0, fmt.Errorf("open stream %s: %w", id, err)
-	}
-	gone := err != nil
+}
+
+// readInto rebuilds a stream from its head and the absorbed part of every chain
+// the shard is bound to, and returns the head. The order is what makes it right
+// (architecture 5): the chains are absorbed as far as they may hold entries of
+// the stream, THEN the head is touched by compare-and-set under the own epoch,
+// THEN the directories are folded over it. A head read first, or read plainly,
+// may be older than a directory that is gone by then, and numbers would be given
+// twice.
+func (sh *shard) readInto(ctx context.Context, st *openStream, epoch stream.Epoch, bindings []*indexpb.Binding, l *link, evicted stream.Slot) (*indexpb.Head, error) {
+	s, id := sh.svc, st.id
 	ends := make([]stream.Slot, len(bindings))
 	for i, b := range bindings {
 		ends[i] = stream.Slot(b.GetCut())
@@ -100,37 +121,53 @@ func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Ep
 		}
 		if ends[i] > 0 {
 			if err := s.chains.absorb(ctx, l.writer, b.GetChainId(), ends[i]); err != nil {
-				return nil, 0, fmt.Errorf("open stream %s: %w", id, err)
+				return nil, err
 			}
 		}
 	}
 	record, err := s.index.TouchHead(ctx, id, uint64(epoch))
-	if gone && catalog.IsNotFound(err) {
-		return nil, 0, errDeleted()
+	if catalog.IsNotFound(err) {
+		return nil, errDeleted() // which is proven
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("open stream %s: %w", id, err)
+		return nil, err
 	}
-	st := &openStream{id: id, shard: sh, descriptor: descriptor, assigned: head.Read(record), used: s.now()}
+	st.assigned = head.Read(record)
+	if q := record.GetQuarantine(); q != "" && !st.assigned.Deleted {
+		st.verdict(errQuarantined(id, record.GetPins()))
+		return record, nil
+	}
 	var located []*chainwriterpb.LocatedEntry
 	for i, b := range bindings {
-		if ends[i] == 0 {
+		if ends[i] == 0 || st.assigned.Deleted {
 			continue
 		}
-		found, err := s.chains.lookup(ctx, l.writer, b.GetChainId(), sh.number, [][]byte{id[:]}, 0, ends[i])
+		found, err := sh.lookupOwn(ctx, l, b.GetChainId(), id, ends[i])
 		if err != nil {
-			return nil, 0, fmt.Errorf("open stream %s: %w", id, err)
+			return record, err
 		}
 		located = append(located, found...)
 	}
 	if err := st.fold(located); err != nil {
-		s.log.ErrorContext(ctx, "stream quarantined", "stream", id.String(), "shard", sh.number, "err", err)
-		return nil, 0, reason.New(codes.DataLoss, reason.StreamQuarantine, "the stream's log is damaged; see the server's log")
+		return record, err
 	}
-	if gone && !st.deleted {
-		return nil, 0, reason.New(codes.Unavailable, "", "open stream "+id.String()+": its descriptor was not found and its log goes on")
+	// That there is no descriptor may be an old read; whether the stream is
+	// deleted is what its log says.
+	st.descriptor, err = s.index.GetDescriptor(ctx, id)
+	if catalog.IsNotFound(err) && st.deleted {
+		err = nil
+	} else if catalog.IsNotFound(err) {
+		err = reason.New(codes.Unavailable, "", "its descriptor was not found and its log goes on")
 	}
-	return st, epoch, nil
+	return record, err
+}
+
+// served returns the stream, or why it is in memory and not served.
+func (st *openStream) served() (*openStream, error) {
+	if st.broken != nil {
+		return nil, st.broken
+	}
+	return st, nil
 }
 
 // fold applies located entries and takes the result as the committed state.
@@ -145,14 +182,20 @@ func (st *openStream) fold(located []*chainwriterpb.LocatedEntry) error {
 		}
 		return 0
 	})
-	for _, le := range located {
+	for i, le := range located {
 		e, err := headEntry(le)
+		applied := false
+		if err == nil {
+			applied, err = st.assigned.Fold(e)
+		}
+		if err != nil {
+			err = fmt.Errorf("epoch %d entry %d in slot %d of chain %s: %w", le.GetEpoch(), le.GetEntryNo(), le.GetAt().GetSlot(), chainName(le), err)
+		}
+		if isBroken(err) {
+			return brokenAt(err, located[i:])
+		}
 		if err != nil {
 			return err
-		}
-		applied, err := st.assigned.Fold(e)
-		if err != nil {
-			return fmt.Errorf("epoch %d entry %d in slot %d: %w", le.GetEpoch(), le.GetEntryNo(), le.GetAt().GetSlot(), err)
 		}
 		if !applied || e.Chunk == nil {
 			continue
@@ -173,9 +216,11 @@ func position(le *chainwriterpb.LocatedEntry) stream.Position {
 	return stream.Position{Epoch: stream.Epoch(le.GetEpoch()), Entry: stream.EntryNo(le.GetEntryNo())}
 }
 
+var errNoChain = errors.New("located entry without a chain")
+
 func headEntry(le *chainwriterpb.LocatedEntry) (head.Entry, error) {
 	if len(le.GetAt().GetChainId()) != len(stream.ChainID{}) {
-		return head.Entry{}, errors.New("located entry without a chain")
+		return head.Entry{}, errNoChain
 	}
 	e := head.Entry{Position: position(le), Kind: bundleKind(le.GetKind()), Timestamp: stream.Millis(le.GetTimestamp())}
 	if e.Kind != bundle.KindChunk {

@@ -34,6 +34,9 @@ const pieceBytes = 64
 type openStream struct {
 	id    stream.ID
 	shard *shard
+	// broken is why it is not served, until lookAgain; see quarantine.go.
+	broken    error
+	lookAgain time.Time
 
 	// assigned is the state after everything numbered. It belongs to the pump;
 	// while pumping is false, to whoever sets pumping under mu.

@@ -40,7 +40,9 @@ type writer struct {
 	mu     sync.Mutex
 	credit uint64
 	fates  func(*chainwriterpb.Entry) fate // nil: all land
-	chain  *memChain                       // the present one
+	// damage changes what a lookup found, or fails it; nil: none.
+	damage func(*chainwriterpb.LookupEntriesRequest, *chainwriterpb.LookupEntriesResponse) error
+	chain  *memChain // the present one
 	chains map[string]*memChain
 	// peers are the other writers that this one reaches, by address; of those that
 	// are nil it knows that it does not.
@@ -361,7 +363,13 @@ func (w *writer) LookupEntries(req *chainwriterpb.LookupEntriesRequest, srv chai
 			Timestamp: e.GetTimestamp(), At: c.at(slot), Header: header,
 		})
 	}
+	damage := w.damage
 	w.mu.Unlock()
+	if damage != nil {
+		if err := damage(req, out); err != nil {
+			return err
+		}
+	}
 	return srv.Send(out)
 }
 
