@@ -72,6 +72,7 @@ func (c *Config) Flags(f *config.Flags) {
 // sequencerFlags declares what nova-sequencer does too.
 func sequencerFlags(f *config.Flags, c *sequencer.Config) {
 	f.Duration(&c.LeaseTTL, "lease-ttl", 10*time.Second, "how long others wait for a silent sequencer before they take its shards")
+	f.Uint32(&c.Weight, "weight", 1, "share of the shards that this node leads, next to the weights of others")
 	f.Uint32(&c.Shards, "shards", 256, "number of shards of a deployment that is new; later it never changes")
 	f.MiB(&c.PoolBytes, "append-pool-mib", 256, "MiB of appends under way")
 	f.MiB(&c.TailWindowBytes, "tail-window-mib", 128, "MiB of recent records kept for readers")

@@ -130,10 +130,20 @@ func (l *leader) lapse() *leader {
 	return next
 }
 
+// handDown has the leader hand its shard to another, and end.
+func (l *leader) handDown() *leader {
+	l.w.t.Helper()
+	next := l.w.start(troubled)
+	l.SetDraining(true)
+	eventually(l.w.t, "another leads", func() bool { return next.shard() != nil && next.shard().serving.Load() })
+	l.stop()
+	return next
+}
+
 // trouble makes some.
 func (w *world) trouble(t *testing.T, r *rand.Rand, ls *leaders) {
 	l := ls.present()
-	switch r.IntN(9) {
+	switch r.IntN(10) {
 	case 0, 1:
 		w.writer.disconnect()
 	case 2:
@@ -172,6 +182,10 @@ func (w *world) trouble(t *testing.T, r *rand.Rand, ls *leaders) {
 	case 8:
 		if len(ls.all) < 4 {
 			ls.add(l.lapse())
+		}
+	case 9:
+		if len(ls.all) < 4 {
+			ls.add(l.handDown())
 		}
 	}
 }

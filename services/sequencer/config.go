@@ -23,6 +23,8 @@ type Config struct {
 	// LeaseTTL is how long others wait before they declare this life dead,
 	// default 10 s. It is renewed every third of it.
 	LeaseTTL time.Duration
+	// Weight is the node's share of the shards next to others', default 1.
+	Weight uint32
 	// Shards is the number of shards of a constellation that is new, default 256.
 	Shards uint32
 	// FormerLivesDead says that no other life can be running, because a file
@@ -72,6 +74,9 @@ func (c Config) withDefaults() Config {
 	size(&c.CoordinateBytes, 256<<20)
 	if c.Shards == 0 {
 		c.Shards = 256
+	}
+	if c.Weight == 0 {
+		c.Weight = 1
 	}
 	if c.MaxSessions == 0 {
 		c.MaxSessions = 4096

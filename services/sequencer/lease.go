@@ -33,8 +33,13 @@ type lease struct {
 }
 
 func newLease(ttl time.Duration, alone bool, now func() time.Time) *lease {
-	return &lease{life: stream.NewLifeID(), ttl: ttl, margin: ttl / 10, alone: alone, now: now}
+	return &lease{life: stream.NewLifeID(), ttl: ttl, margin: min(ttl/10, marginMost), alone: alone, now: now}
 }
+
+// marginMost is the greatest margin: it covers clocks that run at different
+// speeds for the length of a lease, which are off by 0.1 % at worst, and the way
+// from looking at the clock to the answer.
+const marginMost = 500 * time.Millisecond
 
 // valid reports whether answers from memory still hold. Call it after reading
 // the state that is answered. It wants both clocks to agree: the monotonic one
@@ -60,6 +65,12 @@ func (l *lease) renewed(sent time.Time) {
 	l.mu.Unlock()
 }
 
+func (l *lease) lastSent() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sent
+}
+
 func (l *lease) isLost() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,7 +87,7 @@ func (l *lease) end() {
 func (s *Service) lifeRecord(state indexpb.LifeState, renewals uint64) *indexpb.Life {
 	return &indexpb.Life{
 		LifeId: s.lease.life.String(), NodeId: s.cfg.NodeID, Address: s.cfg.Address, Zone: s.cfg.Zone,
-		State: state, Renewals: renewals, TtlMs: s.lease.ttl.Milliseconds(),
+		State: state, Renewals: renewals, TtlMs: s.lease.ttl.Milliseconds(), Weight: s.cfg.Weight,
 	}
 }
 
@@ -109,7 +120,10 @@ func (s *Service) keepLease(ctx context.Context, held func()) error {
 			// or the index judged by an old read. Lives do not come back, so that it
 			// is over can not be an old read.
 			row, v, gerr := s.index.GetLife(ctx, l.life.String())
-			if gerr == nil && row.GetState() != indexpb.LifeState_LIFE_STATE_LIVE {
+			over := gerr == nil && row.GetState() != indexpb.LifeState_LIFE_STATE_LIVE
+			// Nor can that it is gone, so long after it was there: see forgetLives.
+			over = over || catalog.IsNotFound(gerr) && version != catalog.Absent && l.now().Sub(l.lastSent()) > lifeKept/2
+			if over {
 				l.end()
 				return fmt.Errorf("life %s: %w", l.life, errDeposed)
 			}
@@ -133,49 +147,63 @@ func (s *Service) keepLease(ctx context.Context, held func()) error {
 type watchedLife struct {
 	renewals uint64
 	since    time.Time // when renewals was first seen
+	first    time.Time // when the life was first seen
+}
+
+// peer is a life that may hold shards, and the node that it runs on.
+type peer struct {
+	node, address string
+	weight        uint32
+	since         time.Time // when this life first saw it; zero of itself
 }
 
 // census is which lives there are, by id.
 type census struct {
-	live map[string]string // that may hold shards: the id of the node
-	over map[string]bool
+	live map[string]peer
+	over map[string]int64 // the version of its row
 }
 
 // lives counts the lives, after declaring those dead that did not renew for
 // their lease + margin, or all others if they are known to be dead.
 func (s *Service) lives(ctx context.Context) (census, error) {
-	c := census{live: map[string]string{}, over: map[string]bool{}}
+	c := census{live: map[string]peer{}, over: map[string]int64{}}
 	seen := map[string]watchedLife{}
 	err := s.index.EachLife(ctx, func(l *indexpb.Life, version int64) error {
+		id := l.GetLifeId()
 		if l.GetState() != indexpb.LifeState_LIFE_STATE_LIVE {
-			c.over[l.GetLifeId()] = true
+			c.over[id] = version
 			return nil
 		}
-		if l.GetLifeId() == s.lease.life.String() {
-			c.live[l.GetLifeId()] = l.GetNodeId()
+		p := peer{node: l.GetNodeId(), address: l.GetAddress(), weight: l.GetWeight()}
+		if id == s.lease.life.String() {
+			c.live[id] = p
 			return nil
 		}
-		w, ok := s.watched[l.GetLifeId()]
+		w, ok := s.watched[id]
+		if !ok {
+			w.first = s.now()
+		}
 		if !ok || w.renewals != l.GetRenewals() {
-			w = watchedLife{renewals: l.GetRenewals(), since: s.now()}
+			w.renewals, w.since = l.GetRenewals(), s.now()
 		}
+		p.since = w.first
 		ttl := time.Duration(l.GetTtlMs()) * time.Millisecond
 		if !s.cfg.FormerLivesDead && s.now().Sub(w.since) < ttl+s.lease.margin {
-			seen[l.GetLifeId()] = w
-			c.live[l.GetLifeId()] = l.GetNodeId()
+			seen[id], c.live[id] = w, p
 			return nil
 		}
 		l.State = indexpb.LifeState_LIFE_STATE_DEAD
-		if _, err := s.index.PutLife(ctx, l, version); err != nil {
+		version, err := s.index.PutLife(ctx, l, version)
+		if err != nil {
 			if catalog.IsConflict(err) || catalog.IsRuleBroken(err) {
 				// It renewed after all, or another was faster; look again next time.
-				c.live[l.GetLifeId()] = l.GetNodeId()
+				seen[id], c.live[id] = w, p
 				return nil
 			}
 			return err
 		}
-		c.over[l.GetLifeId()] = true
-		s.log.InfoContext(ctx, "declared a life dead", "life", l.GetLifeId(), "node", l.GetNodeId())
+		c.over[id] = version
+		s.log.InfoContext(ctx, "declared a life dead", "life", id, "of", l.GetNodeId())
 		return nil
 	})
 	if err == nil {
@@ -191,17 +219,51 @@ func (s *Service) gone(ctx context.Context, c *census, holder string) (bool, err
 	if _, live := c.live[holder]; live {
 		return false, nil
 	}
-	if holder == "" || c.over[holder] {
+	if _, over := c.over[holder]; over || holder == "" {
 		return true, nil
 	}
-	_, err := s.index.PutLife(ctx, &indexpb.Life{LifeId: holder, State: indexpb.LifeState_LIFE_STATE_DEAD}, catalog.Absent)
+	version, err := s.index.PutLife(ctx, &indexpb.Life{LifeId: holder, State: indexpb.LifeState_LIFE_STATE_DEAD}, catalog.Absent)
 	switch {
 	case err == nil:
-		c.over[holder] = true
+		c.over[holder] = version
 		return true, nil
 	case catalog.IsConflict(err) || catalog.IsRuleBroken(err):
-		c.live[holder] = "" // the next census sees it
+		c.live[holder] = peer{} // the next census sees it
 		return false, nil
 	}
 	return false, err
+}
+
+const (
+	// lifeKept is how long the row of a life that is over stays: for people, and
+	// for a process that hung and wants to know what became of it.
+	lifeKept = time.Hour
+	// forgetMost is how many rows one look removes, so that it stays short.
+	forgetMost = 16
+)
+
+// forgetLives removes the rows of lives that are over for long and hold no shard.
+func (s *Service) forgetLives(ctx context.Context, c *census, records map[stream.Shard]*indexpb.Shard) {
+	ended := map[string]time.Time{}
+	for id := range c.over {
+		if ended[id] = s.ended[id]; ended[id].IsZero() {
+			ended[id] = s.now()
+		}
+	}
+	s.ended = ended
+	holders := map[string]bool{}
+	for _, r := range records {
+		holders[r.GetHolderLife()] = true
+	}
+	n := 0
+	for id, version := range c.over {
+		if holders[id] || s.now().Sub(ended[id]) < lifeKept || n == forgetMost {
+			continue
+		}
+		n++
+		// Another may be faster; whatever fails is seen again at the next look.
+		if err := s.index.DeleteLife(ctx, id, version); err != nil {
+			s.log.DebugContext(ctx, "a life that is over stays listed", "life", id, "err", err)
+		}
+	}
 }

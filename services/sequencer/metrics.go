@@ -2,6 +2,7 @@ package sequencer
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -21,6 +22,8 @@ type metrics struct {
 	recoveries metric.Float64Histogram
 	renewals   metric.Int64Counter
 	quarantine metric.Int64Counter
+	handoffs   metric.Int64Counter
+	pauses     metric.Float64Histogram
 }
 
 func newMetrics(m metric.Meter) (*metrics, error) {
@@ -36,6 +39,8 @@ func newMetrics(m metric.Meter) (*metrics, error) {
 		recoveries: b.histogram("nova.sequencer.recovery.duration", "s", "From losing or claiming a shard to serving it."),
 		renewals:   b.counter("nova.sequencer.lease.renewals", "{renewal}", "Successful lease renewals."),
 		quarantine: b.counter("nova.sequencer.streams.quarantined", "{stream}", "Streams quarantined because their log is damaged."),
+		handoffs:   b.counter("nova.sequencer.handoffs", "{shard}", "Planned handoffs of shards to other sequencers, by result."),
+		pauses:     b.histogram("nova.sequencer.handoff.duration", "s", "From the last number given here to the successor's readiness, of one shard."),
 	}
 	return out, b.err
 }
@@ -87,3 +92,18 @@ func (m *metrics) recovered(ctx context.Context, took time.Duration) {
 func (m *metrics) quarantined(ctx context.Context) { m.quarantine.Add(ctx, 1) }
 
 func (m *metrics) leaseRenewed(ctx context.Context) { m.renewals.Add(ctx, 1) }
+
+func (m *metrics) handedOff(ctx context.Context, err error) {
+	result := "ok"
+	switch {
+	case errors.Is(err, errStays):
+		result = "declined"
+	case err != nil:
+		result = "failed"
+	}
+	m.handoffs.Add(ctx, 1, metric.WithAttributes(attribute.String("result", result)))
+}
+
+func (m *metrics) paused(ctx context.Context, took time.Duration) {
+	m.pauses.Record(ctx, took.Seconds())
+}

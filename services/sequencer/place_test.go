@@ -15,7 +15,7 @@ import (
 func TestAHolderThatIsNotListedIsProvenGone(t *testing.T) {
 	w := newWorld(t)
 	l := w.lead(Config{})
-	none := func() *census { return &census{live: map[string]string{}, over: map[string]bool{}} }
+	none := func() *census { return &census{live: map[string]peer{}, over: map[string]int64{}} }
 	newcomer := stream.NewLifeID().String()
 	live := &indexpb.Life{LifeId: newcomer, State: indexpb.LifeState_LIFE_STATE_LIVE, Renewals: 1, TtlMs: 1000}
 	if _, err := l.index.PutLife(t.Context(), live, catalog.Absent); err != nil {
@@ -42,19 +42,22 @@ func TestAHolderThatIsNotListedIsProvenGone(t *testing.T) {
 func TestWhoAShardFallsTo(t *testing.T) {
 	now := time.UnixMilli(0)
 	s := &Service{cfg: Config{NodeID: "a"}, now: func() time.Time { return now }, vacant: map[stream.Shard]time.Time{}, lease: newLease(time.Second, false, nil)}
-	nodes := map[string]bool{"a": true, "b": true, "c": true}
-	mine := 0
-	for n := range stream.Shard(300) {
-		if s.falls(nodes, n) {
+	peers := map[string]peer{"a": {node: "a"}, "b": {node: "b"}, "c": {node: "c", weight: 2}}
+	mine, heavy := 0, 0
+	for n := range stream.Shard(400) {
+		if s.fallsHere(peers, n) {
 			mine++
 		}
+		if first(peers, n).node == "c" {
+			heavy++
+		}
 	}
-	if mine < 50 || mine > 150 {
-		t.Errorf("%d of 300 shards fall to one of three nodes", mine)
+	if mine < 70 || mine > 130 || heavy < 160 || heavy > 240 {
+		t.Errorf("of 400 shards %d fall to a node, and %d to one of twice the weight; 100 and 200 would be even", mine, heavy)
 	}
 	now = now.Add(vacantLeases*time.Second + 1)
-	for n := range stream.Shard(300) {
-		if !s.falls(nodes, n) {
+	for n := range stream.Shard(400) {
+		if !s.fallsHere(peers, n) {
 			t.Fatalf("shard %d stays without a leader", n)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -42,6 +41,7 @@ type Service struct {
 	// vacant is since when shards that fall to others are seen without a holder;
 	// placement's only.
 	vacant map[stream.Shard]time.Time
+	ended  map[string]time.Time // since when a life is seen as over; placement's only
 	// takeable maps a shard to the holder that placement found gone.
 	takeable sync.Map // stream.Shard -> string
 	shards   []*shard // set once by Run, before opened is closed
@@ -57,7 +57,11 @@ type Service struct {
 	toWithhold atomic.Int64
 	// coordinates is what the pieces of open streams take, in bytes.
 	coordinates atomic.Int64
+	evicted     atomic.Int64 // when appends last had idle streams leave for room, Unix nanoseconds
 	sessions    atomic.Int64
+	draining    atomic.Bool
+	wake        chan struct{} // has placement look at once; capacity 1
+	rebalancing atomic.Bool
 
 	running context.Context // ends when the service stops serving
 	stop    context.CancelFunc
@@ -69,7 +73,8 @@ type Service struct {
 
 	chainNames sync.Map // stream.ChainID -> *stream.ChainID
 
-	readyMu sync.Mutex // serialises reportReady
+	readyMu  sync.Mutex // serialises reportReady
+	wasReady bool       // guarded by readyMu
 
 	saidMu sync.Mutex
 	said   map[string]time.Time // cause of waiting -> when it was logged
@@ -97,7 +102,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		nodes:   &knownNodes{registry: deps.Registry, last: map[discovery.Service][]discovery.Node{}},
 		metrics: m, lease: newLease(cfg.LeaseTTL, cfg.FormerLivesDead, deps.Now), watched: map[string]watchedLife{}, opened: make(chan struct{}),
 		window: &tailWindow{limit: cfg.TailWindowBytes}, pool: semaphore.NewWeighted(cfg.PoolBytes),
-		said: map[string]time.Time{}, vacant: map[stream.Shard]time.Time{},
+		said: map[string]time.Time{}, vacant: map[stream.Shard]time.Time{}, wake: make(chan struct{}, 1),
 	}
 	s.links, s.chains = newLinks(s), newChains(s)
 	// Both contexts exist before Run, so that an early request waits, not panics.
@@ -172,10 +177,12 @@ func (s *Service) Run(ctx context.Context) error {
 		endPlacing()
 		placed.Wait()
 		s.notReady("stopping")
-		// Order: nothing new is taken, or the next step would never end under load;
-		// what is under way is answered, while the lease still holds;
-		// then the lease ends; only then is the life released, so that a successor
-		// never serves beside this one.
+		// Order: shards are handed over while others live, so that their streams
+		// hardly pause; of those that stay nothing new is taken, or the next step
+		// would never end under load; what is under way is answered, while the lease
+		// still holds; then the lease ends; only then is the life released, so that a
+		// successor never serves beside this one.
+		s.handOverAll(context.WithoutCancel(ctx))
 		s.endAdmitting()
 		s.settleDown()
 		endLease()
@@ -209,165 +216,28 @@ func (s *Service) openConstellation(ctx context.Context) (*indexpb.Constellation
 	}
 }
 
-// place takes the shards that nobody alive holds and that fall to this life by
-// rendezvous, and looks again as often as leases are renewed, sooner after a
-// failure.
-func (s *Service) place(ctx context.Context) {
-	pause, said := retryLeast, ""
-	// Until ctx ends: a stop must not wait for a recovery that storage holds up.
-	var taking sync.WaitGroup
-	defer taking.Wait()
-	for {
-		next := s.lease.ttl / 3
-		if err := s.placeOnce(ctx, &taking); err == nil {
-			pause, said = retryLeast, ""
-		} else if ctx.Err() == nil {
-			next = min(next, jittered(pause))
-			pause = min(2*pause, retryMost)
-			if err.Error() != said {
-				said = err.Error()
-				s.log.WarnContext(ctx, "placement waits", "err", err)
-			}
-		}
-		s.evictIdle()
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(next):
-		}
-	}
-}
-
-// placeOnce starts to take what falls to this life. Shards are listed before
-// lives: who holds a shard in the list was there before the census.
-func (s *Service) placeOnce(ctx context.Context, taking *sync.WaitGroup) error {
-	records, err := s.index.ListShards(ctx)
-	if err != nil {
-		return fmt.Errorf("list shards: %w", err)
-	}
-	lives, err := s.lives(ctx)
-	if err != nil {
-		return fmt.Errorf("list lives: %w", err)
-	}
-	nodes := s.placeable(ctx, &lives)
-	var vacant []*shard
-	for _, sh := range s.shards {
-		record := records[sh.number]
-		sh.mu.Lock()
-		held, busy, lost := sh.held, sh.taking, sh.held && record.GetEpoch() > sh.record.GetEpoch()
-		epoch := sh.epoch
-		if !held {
-			sh.record = record
-		}
-		sh.mu.Unlock()
-		if lost {
-			s.fenced(sh, epoch)
-		}
-		if held || busy {
-			continue
-		}
-		// A shard that this life let go because of an old read is still its own:
-		// nobody else would take it.
-		if record.GetHolderLife() != s.lease.life.String() {
-			gone, err := s.gone(ctx, &lives, record.GetHolderLife())
-			if err != nil {
-				return fmt.Errorf("end life %s: %w", record.GetHolderLife(), err)
-			}
-			if !gone {
-				delete(s.vacant, sh.number)
-				continue
-			}
-			if !s.falls(nodes, sh.number) {
-				continue
-			}
-		}
-		s.takeable.Store(sh.number, record.GetHolderLife())
-		vacant = append(vacant, sh)
-	}
-	if len(vacant) > 0 {
-		// Without a chain-writer none of them could be taken.
-		if _, err := s.links.get(ctx); err != nil {
-			s.notReady("waiting for a chain-writer: " + err.Error())
-			return err
-		}
-	}
-	for _, sh := range vacant {
-		sh.setTaking(true)
-		// One that cannot recover must not keep the others, nor the next look.
-		taking.Go(func() {
-			s.recover(ctx, sh)
-			sh.setTaking(false)
-			s.reportReady()
-		})
-	}
-	s.reportReady()
-	return nil
-}
-
-// placeable returns the ids of the nodes that shards fall to: those that live,
-// which is what leases say, less those that discovery shows as draining.
-func (s *Service) placeable(ctx context.Context, lives *census) map[string]bool {
-	ids := map[string]bool{}
-	for _, id := range lives.live {
-		ids[id] = true
-	}
-	nodes, err := s.nodes.of(ctx, discovery.Sequencer)
-	if err != nil {
-		s.log.DebugContext(ctx, "who is draining is not known", "err", err)
-	}
-	for _, n := range nodes {
-		if n.Meta["draining"] != "" {
-			delete(ids, n.ID)
-		}
-	}
-	return ids
-}
-
-// vacantLeases is for how many leases a vacant shard waits for the node that it
-// falls to; a node may live and yet reach no chain-writer.
-const vacantLeases = 2
-
-// falls reports whether a vacant shard falls to this node.
-func (s *Service) falls(nodes map[string]bool, n stream.Shard) bool {
-	key := fmt.Sprint(n)
-	own, mine := rendezvous(key, s.cfg.NodeID), true
-	for id := range nodes {
-		mine = mine && (id == s.cfg.NodeID || rendezvous(key, id) < own)
-	}
-	if mine {
-		delete(s.vacant, n)
-		return true
-	}
-	since, ok := s.vacant[n]
-	if !ok {
-		s.vacant[n] = s.now()
-	}
-	return ok && s.now().Sub(since) > vacantLeases*s.lease.ttl
-}
-
-// mayTake reports whether placement found the record's holder gone.
-func (s *Service) mayTake(cur *indexpb.Shard) bool {
-	holder, ok := s.takeable.Load(stream.Shard(cur.GetShard()))
-	return ok && holder == cur.GetHolderLife() || cur.GetState() == indexpb.ShardState_SHARD_STATE_RELEASED
-}
-
 // reportReady looks at all shards. One look at a time: the last one to end its
-// recovery must have the last word.
+// recovery must have the last word. Once ready, a service stays so while it
+// serves anything: that some shards move is everyday life.
 func (s *Service) reportReady() {
 	s.readyMu.Lock()
 	defer s.readyMu.Unlock()
-	waiting := 0
+	waiting, serving := 0, 0
 	for _, sh := range s.shards {
 		sh.mu.Lock()
-		if sh.taking || sh.held && !sh.serving.Load() {
+		switch {
+		case sh.taking || sh.held && !sh.serving.Load():
 			waiting++
+		case sh.held:
+			serving++
 		}
 		sh.mu.Unlock()
 	}
-	if waiting > 0 {
+	if waiting > 0 && (serving == 0 || !s.wasReady) {
 		s.notReady(fmt.Sprintf("%d shards are being recovered", waiting))
 		return
 	}
+	s.wasReady = true
 	s.state.Store(nil)
 }
 
@@ -479,19 +349,4 @@ const (
 // jittered returns a pause of once to twice the given one.
 func jittered(pause time.Duration) time.Duration {
 	return pause + time.Duration(rand.Int64N(int64(pause)))
-}
-
-// rendezvous is the score of a node for a key: the highest wins.
-func rendezvous(key, node string) uint64 {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(key))
-	_, _ = h.Write([]byte{0})
-	_, _ = h.Write([]byte(node))
-	// FNV's high bits mix little of the last bytes; finish as splitmix64 does.
-	x := h.Sum64()
-	x ^= x >> 30
-	x *= 0xbf58476d1ce4e5b9
-	x ^= x >> 27
-	x *= 0x94d049bb133111eb
-	return x ^ x>>31
 }

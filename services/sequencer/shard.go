@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -24,9 +25,13 @@ type shard struct {
 	serving atomic.Bool
 
 	mu         sync.Mutex
-	held       bool // this life is the holder in the metastore, serving or recovering
-	recovering bool // a recovery runs
-	taking     bool // placement recovers it
+	held       bool      // this life is the holder in the metastore, serving or recovering
+	recovering bool      // a recovery runs
+	taking     bool      // a takeover is under way, or about to begin
+	quieting   bool      // a handoff waits until nothing is under way
+	since      time.Time // when this life began to lead it
+	expected   time.Time // until when another may hand it over
+	looked     time.Time // when the record was read for those who ask a stranger
 	epoch      stream.Epoch
 	record     *indexpb.Shard // as last written by this life, or last seen
 	version    int64
@@ -81,6 +86,9 @@ func (sh *shard) committed(l *link, c *chainwriterpb.Commit) {
 	sh.pending[0] = nil
 	sh.pending = sh.pending[1:]
 	sh.committedTo = max(sh.committedTo, stream.Slot(c.GetAt().GetSlot())+1)
+	if sh.quieting && !sh.sentLocked() {
+		sh.signalLocked()
+	}
 	sh.mu.Unlock()
 	e.st.commit(e, sh.pieceAt(l.chain, c.GetAt()))
 }
@@ -95,6 +103,10 @@ func (sh *shard) pieceAt(chain stream.ChainID, at *chainwriterpb.Coordinates) pi
 func (sh *shard) lead(l *link, evicted stream.Slot) {
 	sh.mu.Lock()
 	sh.link, sh.next, sh.evicted, sh.committedTo = l, 0, evicted, evicted
+	if sh.since.IsZero() {
+		sh.since = sh.svc.now()
+	}
+	sh.quieting = false
 	for _, e := range sh.pending {
 		sh.sendLocked(e)
 	}
@@ -130,19 +142,26 @@ func (sh *shard) suspend() bool {
 // life is over. What was sent and not committed is UNKNOWN.
 func (sh *shard) drop(record *indexpb.Shard) {
 	sh.mu.Lock()
-	sh.serving.Store(false)
-	sh.held, sh.recovering, sh.link = false, false, nil
+	sh.held, sh.recovering = false, false
 	if record != nil {
 		sh.record = record
 	}
 	why := sh.notLeaderLocked()
-	streams := sh.streams
-	sh.streams, sh.pending = map[stream.ID]*openStream{}, nil
-	sh.signalLocked()
+	streams := sh.clearLocked()
 	sh.mu.Unlock()
 	for _, st := range streams {
 		st.leave(why)
 	}
+}
+
+// clearLocked forgets all streams and returns them: they are to leave.
+func (sh *shard) clearLocked() map[stream.ID]*openStream {
+	streams := sh.streams
+	sh.serving.Store(false)
+	sh.link, sh.since, sh.quieting = nil, time.Time{}, false
+	sh.streams, sh.pending = map[stream.ID]*openStream{}, nil
+	sh.signalLocked()
+	return streams
 }
 
 // notLeaderLocked says who leads the shard, as far as known.
@@ -151,8 +170,12 @@ func (sh *shard) notLeaderLocked() error {
 	if address == "" || address == sh.svc.cfg.Address {
 		return errNoLeader(sh.number)
 	}
+	return errLedBy(address, sh.record.GetEpoch())
+}
+
+func errLedBy(address string, epoch uint64) error {
 	return reason.New(codes.FailedPrecondition, reason.NotLeader, "another sequencer leads the shard",
-		reason.KeyAddress, address, reason.KeyEpoch, reason.Text(sh.record.GetEpoch()))
+		reason.KeyAddress, address, reason.KeyEpoch, reason.Text(epoch))
 }
 
 func errNoLeader(n stream.Shard) error {
@@ -178,26 +201,96 @@ func (sh *shard) signalLocked() {
 	sh.changed = make(chan struct{})
 }
 
-// ready waits until the shard serves here. If another life leads it:
-// NOT_LEADER; if nobody does and ctx ends first: UNAVAILABLE.
+const (
+	// strangerPatience is how long a request waits at a life that does not lead
+	// its shard and knows nobody who does. Short, since the caller may ask
+	// others meanwhile.
+	strangerPatience = 500 * time.Millisecond
+	// lookApart is how often the record of one shard is read at most for those
+	// who ask a life that does not lead it.
+	lookApart = 200 * time.Millisecond
+)
+
+// ready waits until the shard serves here, as long as ctx if this life is about
+// to lead it. If another life leads it: NOT_LEADER; if nobody does: UNAVAILABLE.
 func (sh *shard) ready(ctx context.Context) error {
+	var over *time.Timer
 	for {
 		sh.mu.Lock()
 		if sh.serving.Load() {
 			sh.mu.Unlock()
 			return nil
 		}
-		err, held, changed := sh.notLeaderLocked(), sh.held, sh.changed
+		err, coming, changed := sh.notLeaderLocked(), sh.comingLocked(), sh.changed
 		sh.mu.Unlock()
-		if !held && reason.Is(err, reason.NotLeader) {
+		if !coming && sh.look(ctx) {
+			continue
+		}
+		if !coming && reason.Is(err, reason.NotLeader) {
 			return err
+		}
+		var patience <-chan time.Time
+		if !coming {
+			if over == nil {
+				over = time.NewTimer(strangerPatience)
+				defer over.Stop()
+			}
+			patience = over.C
 		}
 		select {
 		case <-changed:
+		case <-patience:
+			return err
 		case <-ctx.Done():
 			return err
 		}
 	}
+}
+
+// comingLocked reports whether this life is about to serve the shard.
+func (sh *shard) comingLocked() bool {
+	return sh.held || sh.taking || sh.svc.now().Before(sh.expected)
+}
+
+// expect has requests wait for a shard that is about to be handed over.
+func (sh *shard) expect(until time.Time) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.expected = until
+	sh.signalLocked()
+	time.AfterFunc(until.Sub(sh.svc.now()), func() {
+		sh.mu.Lock()
+		defer sh.mu.Unlock()
+		sh.signalLocked() // those who wait may have to give up
+	})
+}
+
+// look reads the record of a shard that another leads, so that who asks here is
+// sent the right way; false if that was done just now, or nothing is new.
+func (sh *shard) look(ctx context.Context) bool {
+	now := sh.svc.now()
+	sh.mu.Lock()
+	due := now.Sub(sh.looked) >= lookApart
+	if due {
+		sh.looked = now
+	}
+	sh.mu.Unlock()
+	if !due {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, strangerPatience)
+	defer cancel()
+	record, _, err := sh.svc.index.GetShard(ctx, sh.number)
+	if err != nil {
+		return false
+	}
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.held || record.GetEpoch() <= sh.record.GetEpoch() {
+		return false
+	}
+	sh.record = record
+	return true
 }
 
 // present returns the epoch and a copy of the bindings while the shard serves.

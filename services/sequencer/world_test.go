@@ -115,6 +115,7 @@ type leader struct {
 
 	w       *world
 	rows    *fault.Store // as this one sees them
+	wire    *wire
 	appends novapb.AppendServiceClient
 	stop    func()
 	ended   chan struct{} // closed when Run has returned, with err
@@ -126,10 +127,11 @@ func (w *world) start(cfg Config) *leader {
 	w.t.Helper()
 	w.servers++
 	l := &leader{w: w, rows: w.rows.Fork(), ended: make(chan struct{})}
+	l.wire = &wire{pool: w.pool, dead: l.rows.Killed()}
 	name := fmt.Sprint("sequencer", w.servers)
 	cfg.NodeID, cfg.Address, cfg.Shards = name, rpc.Scheme+name, 1
 	var err error
-	if l.Service, err = New(cfg, Deps{Index: w.newIndex(l.rows), Conns: w.pool, Registry: w.registry}); err != nil {
+	if l.Service, err = New(cfg, Deps{Index: w.newIndex(l.rows), Conns: l.wire, Registry: w.registry}); err != nil {
 		w.t.Fatal(err)
 	}
 	l.appends = novapb.NewAppendServiceClient(w.serve(name, l.Register))

@@ -20,6 +20,7 @@ func main() {
 		Flags: func(f *config.Flags) {
 			s.Flags(f, 7783, 7883)
 			f.Duration(&cfg.LeaseTTL, "lease-ttl", 10*time.Second, "how long others wait for a silent sequencer before they take its shards")
+			f.Uint32(&cfg.Weight, "weight", 1, "share of the shards that this node leads, next to the weights of others")
 			f.Uint32(&cfg.Shards, "shards", 256, "number of shards of a deployment that is new; later it never changes")
 			f.MiB(&cfg.PoolBytes, "append-pool-mib", 256, "MiB of appends under way")
 			f.MiB(&cfg.TailWindowBytes, "tail-window-mib", 128, "MiB of recent records kept for readers")

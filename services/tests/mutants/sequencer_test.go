@@ -178,4 +178,28 @@ var sequencerMutants = []mutant{
 		new: "if !s.lease.isLost() {",
 		pkg: "services/sequencer", test: "TestNothingIsAnsweredFromMemoryWithoutALease",
 	},
+	{
+		rule: "a holder that lets a shard go answers nothing from memory once the record says so", invariant: "I4", file: "services/sequencer/handoff.go",
+		old: "for _, st := range streams {\n\t\tst.leave(why)",
+		new: "for _, st := range streams {\n\t\t_, _ = st, why",
+		pkg: "services/sequencer", test: "TestNothingIsAnsweredAfterTheRelease",
+	},
+	{
+		rule: "what is under way is decided before a shard is handed over", invariant: "I2", file: "services/sequencer/handoff.go",
+		old: "quiet, changed := !sh.quieting, sh.changed",
+		new: "quiet, changed := true, sh.changed",
+		pkg: "services/sequencer", test: "TestHandoffWaitsForWhatIsUnderWay",
+	},
+	{
+		rule: "a shard that nobody released is not taken", invariant: "I4", file: "services/sequencer/place.go",
+		old: "cur.GetState() == indexpb.ShardState_SHARD_STATE_RELEASED\n}",
+		new: "cur.GetState() != indexpb.ShardState_SHARD_STATE_UNSPECIFIED\n}",
+		pkg: "services/sequencer", test: "TestNothingIsTakenThatWasNotReleased",
+	},
+	{
+		rule: "a shard moves for balance only to a life that is known for a while", invariant: "", file: "services/sequencer/handoff.go",
+		old: "now.Sub(since) > settled && now.Sub(to.since) > settled",
+		new: "now.Sub(since) > -settled && now.Sub(to.since) > -settled",
+		pkg: "services/sequencer", test: "TestShardsMoveToWhereTheyFall",
+	},
 }
