@@ -37,7 +37,7 @@ type writer struct {
 	address string
 	life    stream.LifeID
 
-	mu     sync.Mutex
+	mu     *sync.Mutex // of all writers of a world: each seals and reads every chain
 	credit uint64
 	fates  func(*chainwriterpb.Entry) fate // nil: all land
 	// damage changes what a lookup found, or fails it; nil: none.
@@ -47,6 +47,8 @@ type writer struct {
 	// peers are the other writers that this one reaches, by address; of those that
 	// are nil it knows that it does not.
 	peers map[string]*writer
+	// unfenced are the shards whose fences fail.
+	unfenced map[uint32]bool
 	// arrived are the entries that came, whatever became of them, and steps the
 	// calls of recoveries and openings.
 	arrived []*chainwriterpb.Entry
@@ -83,7 +85,26 @@ type call struct {
 }
 
 func newWriter(index *catalog.Client, address string) *writer {
-	return &writer{index: index, address: address, life: stream.NewLifeID(), credit: 64 << 20, chains: map[string]*memChain{}}
+	return &writer{index: index, address: address, life: stream.NewLifeID(), mu: &sync.Mutex{}, credit: 64 << 20, chains: map[string]*memChain{}}
+}
+
+// beside returns another writer over the same chains. Each reaches the other.
+func (w *writer) beside(address string) *writer {
+	o := newWriter(w.index, address)
+	o.mu, o.chains = w.mu, w.chains
+	w.reaches(address, o)
+	o.reaches(w.address, w)
+	return o
+}
+
+// reaches says what the writer finds at an address; nil: it reaches nobody there.
+func (w *writer) reaches(address string, o *writer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.peers == nil {
+		w.peers = map[string]*writer{}
+	}
+	w.peers[address] = o
 }
 
 // OpenChain implements chainwriterpb.ChainWriterServiceServer.
@@ -237,8 +258,8 @@ func (w *writer) Probe(ctx context.Context, req *chainwriterpb.ProbeRequest) (*c
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := 0
-	for _, c := range w.chains {
-		n += len(c.calls)
+	if w.chain != nil {
+		n = len(w.chain.calls)
 	}
 	return &chainwriterpb.ProbeResponse{Reached: true, WriterLife: w.life.String(), Senders: uint32(n)}, nil
 }
@@ -265,6 +286,9 @@ func (w *writer) Fence(ctx context.Context, req *chainwriterpb.FenceRequest) (*c
 	if c == nil || c.sealed {
 		return nil, errChainEnded()
 	}
+	if w.unfenced[req.GetShard()] {
+		return nil, reason.New(codes.Unavailable, "", "no fence now")
+	}
 	l := c.lane(req.GetShard())
 	switch {
 	case l.fenced && l.epoch == req.GetEpoch():
@@ -284,6 +308,7 @@ func (w *writer) Fence(ctx context.Context, req *chainwriterpb.FenceRequest) (*c
 func (w *writer) Seal(ctx context.Context, req *chainwriterpb.SealRequest) (*chainwriterpb.SealResponse, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.steps = append(w.steps, "seal")
 	c := w.chains[req.GetChainId()]
 	c.sealed, c.waiting = true, nil
 	for x := range c.calls {
