@@ -129,7 +129,7 @@ func (s *Service) takeBatches(
 		case batch.GetBatchSeq() != 0 && open.GetProducerId() == "":
 			out.err = reason.WithOutcome(reason.Field("batch.batch_seq", "needs a producer_id in open"), reason.NotCommitted)
 		case failed:
-			out.err = errSessionFailed()
+			out.err = errSessionFailed(reason.NotCommitted)
 		default:
 			out = s.queueBatch(ctx, st, session, open, batch)
 		}
@@ -201,7 +201,7 @@ func (s *Service) answerBatches(ctx context.Context, srv novapb.AppendService_Ap
 		if failure != nil && res.err == nil {
 			// Stored although an earlier batch failed; the client hears that it
 			// cannot rely on it.
-			res.err = reason.WithOutcome(errSessionFailed(), reason.Unknown)
+			res.err = errSessionFailed(reason.Unknown)
 		}
 		answer := &novapb.AppendSessionResponse{BatchIndex: index}
 		index++
@@ -219,8 +219,10 @@ func (s *Service) answerBatches(ctx context.Context, srv novapb.AppendService_Ap
 	}
 }
 
-func errSessionFailed() error {
-	return reason.WithOutcome(status.Error(codes.Aborted, "an earlier batch of the session failed"), reason.NotCommitted)
+// errSessionFailed is for a batch behind one that failed: NOT_COMMITTED if it was
+// never numbered, UNKNOWN if it was.
+func errSessionFailed(o reason.Outcome) error {
+	return reason.WithOutcome(status.Error(codes.Aborted, "an earlier batch of the session failed"), o)
 }
 
 func sessionFailure(err error) *novapb.AppendSessionFailure {

@@ -86,7 +86,7 @@ func (n *numbering) number(r *request) {
 	}
 	if r.session != nil && r.session.failed {
 		// A session is a sequence: what comes after a failure must not be stored.
-		n.refuse(r, errSessionFailed())
+		n.refuse(r, errSessionFailed(reason.NotCommitted))
 		return
 	}
 	if a.Deleted {

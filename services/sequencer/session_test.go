@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
@@ -195,4 +197,30 @@ func TestSessionAnswersWhatComesAfterAFailure(t *testing.T) {
 	}
 	l.stop()
 	w.wantStored(d)
+}
+
+// A batch that is stored behind one whose outcome nobody knows is not told that
+// it is not: NOT_COMMITTED invites a resend that would be stored twice (I5).
+func TestBatchStoredBehindAnUnknownOneIsUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		l := w.lead(Config{AppendTimeout: 3 * time.Second})
+		d := w.stream(nil)
+		s := l.session(d, "")
+		w.writer.script(always(hold))
+		s.batch(&novapb.AppendSessionBatch{Records: records("a")})
+		synctest.Wait()
+		s.batch(&novapb.AppendSessionBatch{Records: records("b")})
+		synctest.Wait()
+		time.Sleep(3*time.Second + 500*time.Millisecond)
+		w.writer.release() // within the second that the other one has
+		for i := range uint64(2) {
+			m := receive(t, s.told)
+			if f := m.GetFailure(); m.GetBatchIndex() != i || f.GetOutcome() != novapb.Outcome_OUTCOME_UNKNOWN {
+				t.Errorf("answer %v, want batch %d with an unknown outcome", m, i)
+			}
+		}
+		w.wantStored(d, "a", "b")
+		l.stop()
+	})
 }
