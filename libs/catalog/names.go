@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/maypok86/otter/v2"
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc/codes"
 
 	"github.com/nova-stream/nova/libs/reason"
@@ -35,13 +36,19 @@ const maxNames = 100_000
 type Names struct {
 	client *Client
 	cache  *otter.Cache[nameKey, Named]
+	asking singleflight.Group
+
+	life context.Context // of the shared questions; ends with Close
+	end  context.CancelFunc
 }
 
 type nameKey struct{ bucket, name string }
 
 // NewNames returns an empty cache over a client.
 func NewNames(c *Client) *Names {
-	return &Names{client: c, cache: otter.Must(&otter.Options[nameKey, Named]{MaximumSize: maxNames})}
+	n := &Names{client: c, cache: otter.Must(&otter.Options[nameKey, Named]{MaximumSize: maxNames})}
+	n.life, n.end = context.WithCancel(context.Background())
+	return n
 }
 
 // Resolve returns what a name means. With wantID, a ULID, the name must mean
@@ -50,15 +57,8 @@ func (n *Names) Resolve(ctx context.Context, bucket, name, wantID string, why Pu
 	key := nameKey{bucket, name}
 	found, ok := n.cache.GetIfPresent(key)
 	if !ok {
-		// Many may miss a name at once. What they share creates nothing, whatever
-		// each of them would.
 		var err error
-		found, err = n.cache.Get(ctx, key, otter.LoaderFunc[nameKey, Named](func(ctx context.Context, key nameKey) (Named, error) {
-			// Others wait for the answer: it does not end with who asked first.
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*patience)
-			defer cancel()
-			return n.ask(ctx, key, 0)
-		}))
+		found, err = n.shared(ctx, key)
 		if wantID == "" && reason.Is(err, reason.StreamNotFound) {
 			return n.fresh(ctx, key, why)
 		}
@@ -79,6 +79,28 @@ func (n *Names) Resolve(ctx context.Context, bucket, name, wantID string, why Pu
 		return Named{}, reason.New(codes.NotFound, reason.StreamNotFound, "the name does not mean stream "+wantID)
 	}
 	return found, nil
+}
+
+// shared asks the index once for all who miss a name at the same time. Others
+// wait for the answer, so the question does not end with who asked first; but
+// each waits only as long as its own ctx. It creates nothing, whatever each of
+// them would.
+func (n *Names) shared(ctx context.Context, key nameKey) (Named, error) {
+	answer := n.asking.DoChan(key.bucket+"/"+key.name, func() (any, error) {
+		asked, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*patience)
+		defer cancel()
+		defer context.AfterFunc(n.life, cancel)()
+		return n.cache.Get(asked, key, otter.LoaderFunc[nameKey, Named](func(ctx context.Context, key nameKey) (Named, error) {
+			return n.ask(ctx, key, 0)
+		}))
+	})
+	select {
+	case a := <-answer:
+		found, _ := a.Val.(Named)
+		return found, a.Err
+	case <-ctx.Done():
+		return Named{}, reason.New(reason.Code(ctx.Err()), "", "resolve the stream's name: "+ctx.Err().Error())
+	}
 }
 
 // fresh asks the index now and remembers the answer.
@@ -118,5 +140,9 @@ func (n *Names) Invalidate(bucket, name string, id stream.ID) {
 	})
 }
 
-// Close is for tests that count goroutines: it ends the cache's own.
-func (n *Names) Close() { n.cache.StopAllGoroutines() }
+// Close is for tests that count goroutines: it ends the cache's own, and what is
+// asked.
+func (n *Names) Close() {
+	n.end()
+	n.cache.StopAllGoroutines()
+}

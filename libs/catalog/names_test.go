@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -187,6 +188,31 @@ func TestNameIsResolvedOnceForMany(t *testing.T) {
 	wg.Wait()
 	if a.calls() != 1 {
 		t.Errorf("the index was asked %d times", a.calls())
+	}
+}
+
+// Who waits for a name waits as long as its own context, whoever asked; and what
+// is asked ends with the names.
+func TestWaitingForANameEndsWithItsContext(t *testing.T) {
+	hold := make(chan struct{})
+	defer close(hold)
+	var asked atomic.Int64
+	a := &answers{resolve: func(int, *indexpb.ResolveStreamRequest) (string, error) {
+		asked.Add(1)
+		<-hold
+		return "", reason.New(codes.Unavailable, "", "down")
+	}}
+	names := newNames(t, a)
+	for range 3 { // the one who asks, and those who wait
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		_, err := names.Resolve(ctx, "bucket", "s", "", ForAppend)
+		cancel()
+		if reason.Code(err) != codes.DeadlineExceeded {
+			t.Fatal(err)
+		}
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("the index was asked %d times", n)
 	}
 }
 

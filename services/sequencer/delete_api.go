@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/reason"
@@ -24,7 +26,9 @@ const deletePatience = time.Minute
 //     is gone for everyone. A crash after it: likewise.
 //  3. free the name if it still means this stream; then the marker.
 //
-// A name is never free while its stream may still accept records.
+// A name is never free while its stream may still accept records: that the
+// stream is gone already is taken from its log, or from the proof that it has no
+// head, and never from a plain read.
 func (s *Service) DeleteStream(ctx context.Context, req *sequencerpb.DeleteStreamRequest) (*sequencerpb.DeleteStreamResponse, error) {
 	id, err := stream.ParseID(req.GetStream().GetStreamId())
 	if err != nil {
@@ -67,8 +71,14 @@ func (s *Service) RefreshStream(ctx context.Context, req *sequencerpb.RefreshStr
 	if err != nil {
 		return nil, err
 	}
-	descriptor, err := s.index.GetDescriptor(ctx, id)
-	if err != nil {
+	// A plain read may be from before the change that this call is about.
+	descriptor, err := s.index.FreshDescriptor(ctx, id)
+	switch {
+	case catalog.IsNotFound(err) && st.use():
+		return nil, errDeleted()
+	case catalog.IsNotFound(err):
+		return nil, reason.New(codes.Unavailable, "", "the stream's settings were not found; they may be on their way")
+	case err != nil:
 		return nil, err
 	}
 	st.mu.Lock()

@@ -1,5 +1,20 @@
 package sequencer
 
+import "time"
+
+// evictApart is how often appends at the limit of coordinates may look at all
+// streams for idle ones.
+const evictApart = time.Second
+
+// evictForRoom is evictIdle for those who find no room: one of them looks, now
+// and then, and not each of them.
+func (s *Service) evictForRoom() {
+	now, last := s.now().UnixNano(), s.evicted.Load()
+	if (now < last || now-last >= int64(evictApart)) && s.evicted.CompareAndSwap(last, now) {
+		s.evictIdle()
+	}
+}
+
 // evictIdle lets streams go that nobody used for a while; sooner when their
 // coordinates take more than half of their budget. A stream that goes is read
 // back from head and directories, so the chain is absorbed that far first

@@ -86,8 +86,8 @@ func TestBrokenStreamStopsNobodyElse(t *testing.T) {
 		spoil func(*lookupRequest, *lookupResponse) error
 		pins  string
 	}{
-		"a gap":         {without(1), "[3,4)"},
-		"a lost first":  {without(0), "[2,4)"},
+		"a gap":        {without(1), "[3,4)"},
+		"a lost first": {without(0), "[2,4)"},
 		"a damaged one": {func(_ *lookupRequest, out *lookupResponse) error {
 			out.Entries[1].Header = slices.Clone(out.GetEntries()[1].GetHeader()) // the chain's own stays
 			out.Entries[1].Header[20]++

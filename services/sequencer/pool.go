@@ -19,7 +19,7 @@ func (s *Service) reserve(ctx context.Context, r *request) error {
 		return errStopping()
 	}
 	if used := s.coordinates.Load(); used >= s.cfg.CoordinateBytes {
-		s.evictIdle()
+		s.evictForRoom()
 		if s.coordinates.Load() >= s.cfg.CoordinateBytes {
 			s.metrics.refused(ctx, "coordinates")
 			return reason.WithOutcome(reason.Over("coordinates",

@@ -25,7 +25,8 @@ func (s *Service) openNamed(ctx context.Context, t target) (*openStream, error) 
 			return nil, err
 		}
 		st, err := s.openByID(ctx, named.ID, named.Shard)
-		if err == nil && !st.isDeleted() {
+		// Noted before room is sought, or its own eviction could make that room.
+		if err == nil && !st.use() {
 			return st, nil
 		}
 		if err == nil {
@@ -48,8 +49,11 @@ func (s *Service) openByID(ctx context.Context, id stream.ID, n stream.Shard) (*
 	return sh.open(ctx, id)
 }
 
-func (st *openStream) isDeleted() bool {
+// use notes that the stream is in use, and reports whether it is deleted.
+func (st *openStream) use() (deleted bool) {
+	now := st.shard.svc.now()
 	st.mu.Lock()
 	defer st.mu.Unlock()
+	st.used = now
 	return st.deleted
 }
