@@ -16,5 +16,3 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	}))
 }
-
-func stopSplit() error { return nil }

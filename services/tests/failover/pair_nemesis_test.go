@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/nova-stream/nova/libs/discovery"
 	metafault "github.com/nova-stream/nova/libs/metastore/fault"
 	"github.com/nova-stream/nova/libs/objectstore/fault"
 	"github.com/nova-stream/nova/libs/reason"
@@ -53,7 +55,7 @@ func (n *pairNemesis) hurt(ctx context.Context, r *rand.Rand) (string, error) {
 	case 8:
 		return sealChain(ctx, n.doors[0], r)
 	default:
-		return drain(ctx, n.doors[r.IntN(len(n.doors))], m.id, &n.undo)
+		return drain(ctx, n.doors[r.IntN(len(n.doors))], r, &n.undo)
 	}
 }
 
@@ -182,27 +184,35 @@ func sealChain(ctx context.Context, d *door, r *rand.Rand) (string, error) {
 	return what, nil
 }
 
-// drain drains a node; undo undrains it.
-func drain(ctx context.Context, d *door, node string, undo *func(context.Context) error) (string, error) {
+// drain drains a sequencer or a chain-writer; undo undrains it.
+func drain(ctx context.Context, d *door, r *rand.Rand, undo *func(context.Context) error) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	const what = "drain a node"
+	service := []discovery.Service{discovery.Sequencer, discovery.ChainWriter}[r.IntN(2)]
+	what := "drain a " + string(service)
+	fleet, err := d.admin.GetFleet(ctx, &novapb.GetFleetRequest{})
+	if err != nil {
+		return what + ": no fleet", nil // it is hurt already
+	}
+	nodes := slices.DeleteFunc(fleet.GetNodes(), func(n *novapb.Node) bool { return n.GetService() != string(service) })
+	if len(nodes) == 0 {
+		return what + ": none is there", nil
+	}
+	node := nodes[r.IntN(len(nodes))].GetNodeId()
+	_, err = d.admin.DrainNode(ctx, &novapb.DrainNodeRequest{NodeId: node})
+	if reason.Code(err) == codes.Unimplemented {
+		return what + ": not implemented", nil
+	}
 	*undo = func(ctx context.Context) error {
 		return within(ctx, time.Minute, func(ctx context.Context) error {
 			_, err := d.admin.UndrainNode(ctx, &novapb.UndrainNodeRequest{NodeId: node})
-			if reason.Code(err) == codes.Unimplemented {
-				return nil
-			}
 			return err
 		})
 	}
-	_, err := d.admin.DrainNode(ctx, &novapb.DrainNodeRequest{NodeId: node})
-	switch code := reason.Code(err); code {
+	switch reason.Code(err) {
 	case codes.OK:
 		return what, nil
-	case codes.Unimplemented:
-		return what + ": not implemented", nil
-	case codes.Unavailable, codes.DeadlineExceeded:
+	case codes.Unavailable, codes.DeadlineExceeded, codes.NotFound: // it ended meanwhile
 		return what + ": not done", nil
 	default:
 		return what, fmt.Errorf("drain %s: %w", node, err)

@@ -49,7 +49,7 @@ func (p *producer) turn() {
 	case p.chance(5): // a gap
 		p.stray(batchID{p.id, p.epoch, p.next + 1 + p.rand.Uint64N(3)})
 		return
-	case p.chance(5) && p.epoch > 1: // of an old epoch
+	case len(p.kept) > 0 && p.epoch > 1 && p.chance(5): // of an old epoch, as the stream knows
 		p.stray(batchID{p.id, p.epoch - 1, p.rand.Uint64N(5)})
 		return
 	case p.chance(5):

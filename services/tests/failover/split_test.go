@@ -1,0 +1,85 @@
+package failover
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nova-stream/nova/services/tests/constellation"
+)
+
+// splitLease is short, so that a killed sequencer is followed soon.
+const splitLease = 3 * time.Second
+
+// split is the one constellation of separate processes that the tests share.
+var split = sync.OnceValues(func() (c *constellation.Constellation, err error) {
+	c, err = constellation.Start(context.Background(), "--lease-ttl", splitLease.String(), "--gateways", "2")
+	started = c
+	return c, err
+})
+
+var started *constellation.Constellation // by split
+
+// stopSplit is for TestMain.
+func stopSplit() error {
+	if started == nil {
+		return nil
+	}
+	return started.Stop()
+}
+
+func startSplit(t *testing.T) *constellation.Constellation {
+	t.Helper()
+	c, err := split()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(c.Said(3 << 10))
+		}
+	})
+	return c
+}
+
+// splitDoors opens both gateways.
+func splitDoors(t *testing.T, c *constellation.Constellation) []*door {
+	t.Helper()
+	var all []*door
+	for _, key := range []string{"NOVA_GATEWAY_1_GRPC", "NOVA_GATEWAY_2_GRPC"} {
+		d, err := openDoor(c.Endpoint(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = d.conn.Close() })
+		all = append(all, d)
+	}
+	return all
+}
+
+// splitPlan is a run on the split shape.
+var splitPlan = plan{
+	streams: 3, ops: 60, length: 8 * time.Second, timeout: 5 * time.Second, patience: 2 * time.Minute, search: 20 * time.Second,
+}
+
+// Separate processes over real servers, killed, stopped and frozen: nothing is
+// lost, nothing is said that was not so.
+func TestSplitKeepsItsWord(t *testing.T) {
+	if testing.Short() {
+		return // the long run has it
+	}
+	fightSplit(t, splitPlan, 25*time.Second)
+}
+
+func fightSplit(t *testing.T, p plan, length time.Duration) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed(t), 0))
+	c := startSplit(t)
+	doors := splitDoors(t, c)
+	p.run(t, r, doors, &splitNemesis{Constellation: c, doors: doors}, length)
+	if p.report.of("append done") == 0 {
+		t.Error("no append was acknowledged")
+	}
+}
