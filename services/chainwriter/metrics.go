@@ -34,7 +34,8 @@ func newMetrics(m metric.Meter, load func() (pooled, backlog int64), unsealed fu
 		keep(e)
 		return c
 	}
-	flight, e := m.Float64Histogram("nova.chainwriter.flight.duration", metric.WithUnit("s"), metric.WithDescription("From launch to commit of a flight."))
+	flight, e := m.Float64Histogram("nova.chainwriter.flight.duration", metric.WithUnit("s"), metric.WithDescription("From launch to commit of a flight."),
+		metric.WithExplicitBucketBoundaries(.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30))
 	keep(e)
 	gauge := func(name, unit, what string, value func() int64) {
 		_, e := m.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(what),

@@ -435,6 +435,33 @@ func TestNothingIsAnsweredAfterTheRelease(t *testing.T) {
 	})
 }
 
+// A list of shards that is older than a handoff has the former holder take
+// nothing back.
+func TestAnOldListTakesNothingBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t)
+		epoch := p.holder.epoch()
+		// The successor hears of the release only when the holder has looked again.
+		late := func(method string, after bool) error {
+			if method == sequencerpb.SequencerService_TakeShard_FullMethodName && !after {
+				p.holder.rows.Script(fault.Rule{Op: fault.Range, Do: fault.Stale})
+				time.Sleep(vacantLeases * troubled.LeaseTTL * 3 / 4)
+				p.holder.rows.Clear()
+			}
+			return nil
+		}
+		p.holder.wire.onCall.Store(&late)
+		p.successor.rows.Script(fault.Rule{Op: fault.Range, Prefix: "shard/", Do: fault.FailBefore})
+		p.holder.SetDraining(true)
+		eventually(t, "the successor leads", serves(p.successor))
+		if got := p.successor.epoch(); got != epoch+1 {
+			t.Errorf("epoch %d after %d: the holder took it back between", got, epoch)
+		}
+		p.successor.rows.Clear()
+		p.end()
+	})
+}
+
 // What is under way when a handoff begins is decided first; if storage is slow,
 // the shard stays.
 func TestHandoffWaitsForWhatIsUnderWay(t *testing.T) {

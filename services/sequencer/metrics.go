@@ -58,7 +58,8 @@ func (b *builder) counter(name, unit, what string) metric.Int64Counter {
 }
 
 func (b *builder) histogram(name, unit, what string) metric.Float64Histogram {
-	h, err := b.meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(what))
+	h, err := b.meter.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(what),
+		metric.WithExplicitBucketBoundaries(.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30))
 	b.keep(err)
 	return h
 }

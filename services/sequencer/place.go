@@ -95,15 +95,17 @@ func (s *Service) placeOnce(ctx context.Context, taking *sync.WaitGroup) (census
 		record := records[sh.number]
 		sh.mu.Lock()
 		held, busy, lost := sh.held, sh.taking, sh.held && record.GetEpoch() > sh.record.GetEpoch()
-		epoch := sh.epoch
-		if !held && record.GetEpoch() >= sh.record.GetEpoch() {
+		// The list may be older than what is known: the shard was handed over
+		// meanwhile, and its record as it was before says that it is our own.
+		epoch, old := sh.epoch, record.GetEpoch() < sh.record.GetEpoch()
+		if !held && !old {
 			sh.record = record
 		}
 		sh.mu.Unlock()
 		if lost {
 			s.fenced(sh, epoch)
 		}
-		if held || busy {
+		if held || busy || old {
 			continue
 		}
 		ours, err := s.falls(ctx, &lives, peers, sh.number, record)
