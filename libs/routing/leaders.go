@@ -35,7 +35,8 @@ type named interface {
 // Leaders returns a connection for the clients of AppendService. Each call goes
 // to the leader of the stream that it names, a session to that of its first
 // message. A failure always carries an outcome, except the end of a session
-// that was opened.
+// that was opened: there, what is not answered is unknown. A session whose leader
+// owes answers when another took its place ends with UNAVAILABLE, NO_LEADER.
 func (r *Router) Leaders(names Names) grpc.ClientConnInterface { return leaders{r, names} }
 
 type leaders struct {
@@ -121,6 +122,7 @@ type session struct {
 	opened chan struct{} // closed when what follows is set
 
 	up    novapb.AppendService_AppendSessionClient
+	at    *attempt                      // that opened up
 	first *novapb.AppendSessionResponse // of the receiving side, nil once taken
 	err   error                         // why there is no leader's session
 }
@@ -145,7 +147,9 @@ func (s *session) open(m *novapb.AppendSessionRequest) error {
 		if err != nil {
 			return err
 		}
-		s.up, s.first = up, first
+		s.up, s.first, s.at = up, first, conn.(*attempt)
+		s.at.keep()
+		context.AfterFunc(s.ctx, s.at.end)
 		return nil
 	})
 }
@@ -165,6 +169,8 @@ func (s *session) SendMsg(m any) error {
 	if s.err != nil {
 		return io.EOF // RecvMsg has the reason
 	}
+	// Before it is sent: a sequencer that hangs takes no more than fits in between.
+	s.at.owe(1)
 	return s.up.SendMsg(m)
 }
 
@@ -174,7 +180,13 @@ func (s *session) RecvMsg(m any) error {
 		return err
 	}
 	if s.first == nil {
-		return s.up.RecvMsg(m)
+		err := s.up.RecvMsg(m)
+		if err == nil {
+			s.at.owe(-1)
+			return nil
+		}
+		s.at.end()
+		return s.at.explain(err)
 	}
 	if to, ok := m.(proto.Message); ok {
 		proto.Merge(to, s.first)
@@ -199,6 +211,7 @@ func (s *session) CloseSend() error {
 	if s.err != nil {
 		return nil
 	}
+	s.at.owe(1) // the end
 	return s.up.CloseSend()
 }
 

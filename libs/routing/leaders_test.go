@@ -72,7 +72,12 @@ func (s *sequencer) AppendSession(srv novapb.AppendService_AppendSessionServer) 
 // and so on. The first is believed to lead.
 func dial(t *testing.T, n *names, all ...*sequencer) novapb.AppendServiceClient {
 	t.Helper()
-	inproc, registry := rpc.NewInproc(rpc.Options{}), local.New()
+	return dialOn(t, local.New(), n, all...)
+}
+
+func dialOn(t *testing.T, registry *local.Registry, n *names, all ...*sequencer) novapb.AppendServiceClient {
+	t.Helper()
+	inproc := rpc.NewInproc(rpc.Options{})
 	ctx, cancel := context.WithCancel(context.Background())
 	for i, s := range all {
 		e, err := inproc.Server(string(rune('a' + i)))

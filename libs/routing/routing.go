@@ -3,7 +3,6 @@ package routing
 import (
 	"context"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -55,16 +54,11 @@ type Router struct {
 	cfg  Config
 	deps Deps
 
-	mu      sync.Mutex // guards what follows
-	leaders map[stream.Shard]leader
-	nodes   []string // the addresses of all sequencers
-	turn    int
-}
-
-// leader is who led a shard when last heard of.
-type leader struct {
-	epoch   uint64
-	address string // "": not there any more
+	mu       sync.Mutex // guards what follows
+	shards   map[stream.Shard]*shard
+	nodes    []string             // the addresses of the sequencers to ask, in turn
+	suspects map[string]time.Time // addresses that did not answer, until when
+	turn     int
 }
 
 // New returns a router that knows nothing until Run.
@@ -75,7 +69,7 @@ func New(cfg Config, deps Deps) *Router {
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Router{cfg: cfg, deps: deps, leaders: map[stream.Shard]leader{}}
+	return &Router{cfg: cfg, deps: deps, shards: map[stream.Shard]*shard{}, suspects: map[string]time.Time{}}
 }
 
 // Run follows the sequencers and the hints until ctx ends.
@@ -114,53 +108,6 @@ func follow[T any](ctx context.Context, log *slog.Logger, what string, open func
 	}
 }
 
-func (r *Router) setNodes(nodes []discovery.Node) {
-	addresses := make([]string, len(nodes))
-	for i, n := range nodes {
-		addresses[i] = n.Address
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.nodes = addresses
-}
-
-// learn notes a leader unless a later one is known; it reports whether that
-// says anything new.
-func (r *Router) learn(n stream.Shard, epoch uint64, address string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	known, ok := r.leaders[n]
-	if ok && (epoch < known.epoch || epoch == known.epoch && known.address != "") {
-		return false
-	}
-	r.leaders[n] = leader{epoch, address}
-	return address != ""
-}
-
-// doubt forgets the address of a leader that is not there or does not lead;
-// what an older hint says is still not believed.
-func (r *Router) doubt(n stream.Shard, address string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if l := r.leaders[n]; l.address == address {
-		r.leaders[n] = leader{epoch: l.epoch}
-	}
-}
-
-// where returns whom to ask: the leader, or else any sequencer, in turn.
-func (r *Router) where(n stream.Shard) string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if l := r.leaders[n]; l.address != "" {
-		return l.address
-	}
-	if len(r.nodes) == 0 {
-		return ""
-	}
-	r.turn++
-	return r.nodes[r.turn%len(r.nodes)]
-}
-
 // Do calls f with the connection of the shard's leader. f makes one call and
 // returns its error. It is called again only if the last call was certainly
 // not done; the error returned is f's, with the outcome NOT_COMMITTED if that
@@ -175,12 +122,15 @@ func (r *Router) DoIdempotent(ctx context.Context, shard stream.Shard, f func(gr
 	return r.do(ctx, shard, true, f)
 }
 
-func (r *Router) do(ctx context.Context, shard stream.Shard, idempotent bool, f func(grpc.ClientConnInterface) error) error {
+func (r *Router) do(ctx context.Context, n stream.Shard, idempotent bool, f func(grpc.ClientConnInterface) error) error {
 	var end time.Time // set by the first failure
 	delay := firstPause
 	maybe := false // some earlier call may have been done
+	if !r.queue(ctx, n) {
+		return final(ctx, n, noLeader(n, "others wait for it too"), false)
+	}
 	for redirects := 0; ; {
-		redirected, err := r.try(ctx, shard, f)
+		redirected, version, err := r.try(n, f)
 		if err == nil || !again(err, idempotent) {
 			return Outward(err)
 		}
@@ -192,37 +142,41 @@ func (r *Router) do(ctx context.Context, shard stream.Shard, idempotent bool, f 
 			continue
 		}
 		redirects = 0
-		d := delay/2 + rand.N(delay)
-		if time.Now().Add(d).After(end) || !pause(ctx, d) {
-			return final(ctx, shard, err, maybe)
+		if !r.rest(ctx, n, version, delay, end) {
+			return final(ctx, n, err, maybe)
 		}
 		delay = min(2*delay, longestPause)
 	}
 }
 
-// try asks once; redirected: it now knows a leader that it did not ask.
-func (r *Router) try(ctx context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) (redirected bool, err error) {
-	address := r.where(shard)
-	if address == "" {
-		return false, noLeader(shard, "no sequencer is known yet")
+// try asks once; redirected: it now knows a leader that it did not ask. version
+// is that of what it knew then.
+func (r *Router) try(n stream.Shard, f func(grpc.ClientConnInterface) error) (redirected bool, version uint64, err error) {
+	a := r.begin(n)
+	version = a.version
+	if a.address == "" {
+		return false, version, noLeader(n, "no sequencer is known yet")
 	}
-	conn, err := r.deps.Conns.Address(address)
-	if err != nil {
-		r.doubt(shard, address)
-		return false, noLeader(shard, err.Error())
+	defer a.returned()
+	if a.conn, err = r.deps.Conns.Address(a.address); err != nil {
+		r.doubt(n, a.address, true)
+		return false, version, noLeader(n, err.Error())
 	}
-	err = f(conn)
+	err = a.explain(f(a))
 	switch {
 	case err == nil:
+		r.confirm(n, a.address)
 	case reason.Is(err, reason.NotLeader):
-		r.doubt(shard, address)
+		r.doubt(n, a.address, false)
 		epoch, _ := reason.Number(err, reason.KeyEpoch)
 		to := reason.Meta(err, reason.KeyAddress)
-		redirected = to != address && to != "" && r.learn(shard, epoch, to)
-	case rpc.NotSent(err):
-		r.doubt(shard, address)
+		if redirected = to != a.address && to != "" && r.learn(n, epoch, to); redirected {
+			version = r.version(n) // no news to this call any more
+		}
+	case a.wasCut(), rpc.NotSent(err):
+		r.doubt(n, a.address, true)
 	}
-	return redirected, err
+	return redirected, version, err
 }
 
 // again reports whether the call may be made once more.

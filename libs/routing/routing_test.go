@@ -2,6 +2,7 @@ package routing_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -26,28 +27,66 @@ type fleet struct {
 	grpc.ClientConnInterface
 	answers map[string]func() error
 
-	mu    sync.Mutex
-	asked []string
+	mu      sync.Mutex
+	asked   []string
+	dialled []string // also those that are not there
 }
+
+// dials is how often an address was tried.
+func (f *fleet) dials(address string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := 0
+	for _, a := range f.dialled {
+		if a == address {
+			n++
+		}
+	}
+	return n
+}
+
+// served in a call's context: it is answered well by everybody.
+type served struct{}
 
 type conn struct {
 	grpc.ClientConnInterface
+	fleet   *fleet
 	address string
 }
 
 func (f *fleet) Address(address string) (grpc.ClientConnInterface, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dialled = append(f.dialled, address)
 	if _, ok := f.answers[address]; !ok {
 		return nil, fmt.Errorf("no route to %s", address)
 	}
-	return conn{address: address}, nil
+	return conn{fleet: f, address: address}, nil
 }
 
-func (f *fleet) call(c grpc.ClientConnInterface) error {
-	address := c.(conn).address
+// Invoke answers; whoever hangs does so until ctx ends.
+func (c conn) Invoke(ctx context.Context, _ string, _, _ any, _ ...grpc.CallOption) error {
+	f := c.fleet
 	f.mu.Lock()
-	f.asked = append(f.asked, address)
+	f.asked = append(f.asked, c.address)
+	answer := f.answers[c.address]
 	f.mu.Unlock()
-	return f.answers[address]()
+	if ctx.Value(served{}) != nil {
+		return nil
+	}
+	err := answer()
+	if errors.Is(err, errHangs) {
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	return err
+}
+
+var errHangs = errors.New("hangs")
+
+// call is one call with ctx.
+func call(ctx context.Context) func(grpc.ClientConnInterface) error {
+	return func(c grpc.ClientConnInterface) error { return c.Invoke(ctx, "m", nil, nil) }
 }
 
 func notLeader(address string, epoch uint64) func() error {
@@ -125,7 +164,7 @@ func TestDo(t *testing.T) {
 				if c.idempotent {
 					do = r.DoIdempotent
 				}
-				err := do(t.Context(), 3, f.call)
+				err := do(t.Context(), 3, call(t.Context()))
 				if status.Code(err) != c.code || reason.OutcomeOf(err) != c.outcome || reason.Is(err, reason.NotLeader) {
 					t.Errorf("got %v with outcome %q, want %s with %q", err, reason.OutcomeOf(err), c.code, c.outcome)
 				}
@@ -145,7 +184,10 @@ func TestDo(t *testing.T) {
 
 // start runs a router over the fleet; a hint is for shard 3, epoch 5.
 func start(t *testing.T, f *fleet, hint string) *routing.Router {
-	registry := local.New()
+	return startOn(t, local.New(), f, hint)
+}
+
+func startOn(t *testing.T, registry *local.Registry, f *fleet, hint string) *routing.Router {
 	ctx, cancel := context.WithCancel(context.Background())
 	for address := range f.answers {
 		if err := registry.Register(ctx, discovery.Node{ID: address, Service: discovery.Sequencer, Address: address}); err != nil {
@@ -179,7 +221,7 @@ func TestContextEndsTheSearch(t *testing.T) {
 		r := start(t, f, "a")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		err := r.Do(ctx, 3, f.call)
+		err := r.Do(ctx, 3, call(ctx))
 		if status.Code(err) != codes.DeadlineExceeded || reason.OutcomeOf(err) != reason.NotCommitted {
 			t.Errorf("got %v with outcome %q", err, reason.OutcomeOf(err))
 		}
@@ -192,7 +234,7 @@ func TestRedirectsAreRemembered(t *testing.T) {
 		f := &fleet{answers: map[string]func() error{"a": notLeader("b", 7), "b": leads}}
 		r := start(t, f, "a")
 		for range 2 {
-			if err := r.Do(t.Context(), 3, f.call); err != nil {
+			if err := r.Do(t.Context(), 3, call(t.Context())); err != nil {
 				t.Fatal(err)
 			}
 		}
