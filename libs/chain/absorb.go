@@ -42,12 +42,14 @@ func (s *Store) Absorb(ctx context.Context, c stream.ChainID) (stream.Slot, erro
 //     marker leads to it.
 //  5. put the directory's row, once per window: the row counts, whoever wrote it;
 //     the next absorber adopts it.
-//  6. drop the marker. A marker whose object has the row is dropped by the reaper.
-//  7. compare-and-set of absorbed_to, with how far each shard is.
+//  6. compare-and-set of absorbed_to, with how far each shard is.
+//  7. drop the marker. A marker whose object has the row is dropped by the reaper.
+//
+// Steps 2 and 3, and 6 and 7, go at once: a takeover waits for all of them.
 func (s *Store) AbsorbTo(ctx context.Context, c stream.ChainID, to stream.Slot) (stream.Slot, error) {
 	var from stream.Slot
 	for n := 0; ; n++ {
-		w := window{Store: s, chain: c}
+		w := window{Store: s, chain: c, target: to}
 		err := w.read(ctx)
 		from = max(from, w.from)
 		if err == nil {
@@ -100,10 +102,12 @@ type window struct {
 	*Store
 
 	chain     stream.ChainID
+	target    stream.Slot // that somebody waits for; 0: nobody does
 	record    *indexpb.Chain
 	version   int64
-	from, to  stream.Slot // to is 0 until the window is claimed
-	inherited bool        // another claimed it
+	from, to  stream.Slot     // to is 0 until the window is claimed
+	inherited bool            // another claimed it
+	marker    *catalog.Marker // of the directory's object; nil until it is armed
 	footers   []bundle.Footer
 }
 
@@ -149,21 +153,33 @@ func (w *window) claim(ctx context.Context) error {
 	}
 	w.to = w.from + stream.Slot(len(w.footers))
 	w.record.AbsorbingTo = uint64(w.to)
-	if w.version, err = w.index.PutChain(ctx, w.record, w.version); err != nil {
+	var arming errgroup.Group
+	arming.Go(func() error { return w.arm(ctx) })
+	w.version, err = w.index.PutChain(ctx, w.record, w.version)
+	armed := arming.Wait()
+	if err != nil {
+		if armed == nil {
+			_ = w.index.DropDue(ctx, *w.marker) // one that stays finds nothing to do
+		}
 		return fmt.Errorf("claim [%d, %d): %w", w.from, w.to, err)
 	}
-	return nil
+	return armed
 }
 
 // find reads the footers of the committed slots, and tells what ends them, if
 // not the window. An idle chain costs one read that finds nothing; the more is
-// there, the more is asked at once.
+// there, the more is asked at once. Up to a slot that somebody waits for, and
+// knows to be committed, all are asked at once, and none above it.
 func (w *window) find(ctx context.Context) (content, error) {
 	limit := w.from + Window
 	if !w.open() {
 		limit = min(limit, stream.Slot(w.record.GetCut()))
 	}
-	for slot, n := w.from, stream.Slot(1); slot < limit; n *= 4 {
+	n := stream.Slot(1)
+	if w.target > w.from {
+		n, limit = w.target-w.from, min(limit, w.target)
+	}
+	for slot := w.from; slot < limit; n *= 4 {
 		end := min(slot+n, limit)
 		found, err := w.readFooters(ctx, slot, end)
 		if err != nil {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/directory"
@@ -32,13 +34,39 @@ func (w *window) finish(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := w.putDirectory(ctx, b); err != nil {
+	if err := w.arm(ctx); err != nil {
 		return err
 	}
+	named, err := w.putDirectory(ctx, b)
+	if err != nil {
+		return err
+	}
+	var dropping errgroup.Group
+	if named {
+		dropping.Go(func() error { return w.index.DropDue(ctx, *w.marker) })
+	}
 	w.record.AbsorbedTo, w.record.Progress = uint64(w.to), progress
-	if _, err := w.index.PutChain(ctx, w.record, w.version); err != nil {
+	_, err = w.index.PutChain(ctx, w.record, w.version)
+	_ = dropping.Wait() // one that stays finds nothing to do
+	if err != nil {
 		return fmt.Errorf("record absorbed_to %d: %w", w.to, err)
 	}
+	return nil
+}
+
+// arm is step 3, once.
+func (w *window) arm(ctx context.Context) error {
+	if w.marker != nil {
+		return nil
+	}
+	m, err := w.index.ArmDue(ctx, &indexpb.Due{
+		Queue: QueueDirectory, At: w.cfg.Now().Add(judgeAfter).UnixMilli(), ChainId: w.chain.String(),
+		Object: DirectoryKey(w.chain, w.from, stream.NewAttemptID()), Number: uint64(w.from),
+	})
+	if err != nil {
+		return fmt.Errorf("arm the directory's marker: %w", err)
+	}
+	w.marker = &m
 	return nil
 }
 
@@ -82,21 +110,17 @@ func (w *window) accept(b *directory.Builder) ([]*indexpb.ShardProgress, error) 
 	return out, nil
 }
 
-// putDirectory is steps 3 to 6. It succeeds when the window has its row.
-func (w *window) putDirectory(ctx context.Context, b *directory.Builder) error {
+// putDirectory is steps 4 and 5. It succeeds when the window has its row, and
+// reports whether the marker has led to its end: the row names the object, or that
+// is certainly gone.
+func (w *window) putDirectory(ctx context.Context, b *directory.Builder) (bool, error) {
 	body := b.Finish(w.to)
 	d := &indexpb.Directory{
 		ChainId: w.chain.String(), From: uint64(w.from), To: uint64(w.to), Size: uint64(len(body)),
-		Object: DirectoryKey(w.chain, w.from, stream.NewAttemptID()),
+		Object: w.marker.Due.GetObject(),
 	}
 	for _, n := range b.Shards() {
 		d.Shards = append(d.Shards, uint32(n))
-	}
-	marker, err := w.index.ArmDue(ctx, &indexpb.Due{
-		Queue: QueueDirectory, At: w.cfg.Now().Add(judgeAfter).UnixMilli(), ChainId: d.GetChainId(), Object: d.GetObject(), Number: d.GetFrom(),
-	})
-	if err != nil {
-		return fmt.Errorf("arm the directory's marker: %w", err)
 	}
 	tries, err := w.again(ctx, func() error {
 		_, err := limited(ctx, w.cfg.CallTimeout, func(ctx context.Context) (objectstore.ETag, error) {
@@ -106,22 +130,16 @@ func (w *window) putDirectory(ctx context.Context, b *directory.Builder) error {
 	})
 	// The key is this attempt's own: what is there is this body.
 	if err != nil && !errors.Is(err, objectstore.ErrExists) {
-		return fmt.Errorf("put directory: %w", err)
+		return false, fmt.Errorf("put directory: %w", err)
 	}
-	if err := w.index.PutDirectory(ctx, d); err != nil {
-		if !catalog.IsConflict(err) {
-			return fmt.Errorf("put the directory's row: %w", err)
-		}
-		clean, err := w.adopt(ctx, d, tries > 1)
-		if err != nil {
-			return err
-		}
-		if !clean {
-			return nil // the marker leads the reaper to the object
-		}
+	err = w.index.PutDirectory(ctx, d)
+	if catalog.IsConflict(err) {
+		return w.adopt(ctx, d, tries > 1)
 	}
-	_ = w.index.DropDue(ctx, marker) // one that stays finds nothing to do
-	return nil
+	if err != nil {
+		return false, fmt.Errorf("put the directory's row: %w", err)
+	}
+	return true, nil
 }
 
 // adopt takes over the row that another absorber wrote for this window, and

@@ -27,13 +27,14 @@ type chains struct {
 	mu       sync.Mutex
 	sealed   map[string]stream.Slot    // cut of sealed chains
 	absorbed map[string]stream.Slot    // known absorbed_to
+	wanted   map[string]stream.Slot    // the highest slot that absorb was asked for
 	records  map[string]*indexpb.Chain // newest seen
 	failures map[string]failures       // of the chain's writer, in a row
 }
 
 func newChains(s *Service) *chains {
 	return &chains{
-		svc: s, sealed: map[string]stream.Slot{}, absorbed: map[string]stream.Slot{},
+		svc: s, sealed: map[string]stream.Slot{}, absorbed: map[string]stream.Slot{}, wanted: map[string]stream.Slot{},
 		records: map[string]*indexpb.Chain{}, failures: map[string]failures{},
 	}
 }
@@ -102,28 +103,40 @@ func (c *chains) cut(ctx context.Context, via chainwriterpb.ChainWriterServiceCl
 	return v.(stream.Slot), nil
 }
 
-// absorb sees that a chain is absorbed up to a slot.
+// absorb sees that a chain is absorbed up to a slot. One call per chain is under
+// way; those that come meanwhile share the next one, up to the highest slot.
 func (c *chains) absorb(ctx context.Context, w chainwriterpb.ChainWriterServiceClient, chain string, to stream.Slot) error {
-	c.mu.Lock()
-	done := c.absorbed[chain] >= to
-	c.mu.Unlock()
-	if done {
-		return nil
-	}
-	_, err, _ := c.calls.Do(fmt.Sprintf("absorb/%s/%d", chain, to), func() (any, error) {
-		res, err := w.AbsorbTo(ctx, &chainwriterpb.AbsorbToRequest{ChainId: chain, To: uint64(to)})
-		if err != nil {
-			return nil, err
-		}
-		if stream.Slot(res.GetAbsorbedTo()) < to {
-			return nil, reason.New(codes.Unavailable, "", fmt.Sprintf("chain %s is absorbed to %d, not to %d", chain, res.GetAbsorbedTo(), to))
-		}
+	for {
 		c.mu.Lock()
-		c.absorbed[chain] = max(c.absorbed[chain], stream.Slot(res.GetAbsorbedTo()))
+		done := c.absorbed[chain] >= to
+		c.wanted[chain] = max(c.wanted[chain], to)
 		c.mu.Unlock()
-		return nil, nil
-	})
-	return err
+		if done {
+			return nil
+		}
+		_, err, _ := c.calls.Do("absorb/"+chain, func() (any, error) { return nil, c.absorbWanted(ctx, w, chain) })
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (c *chains) absorbWanted(ctx context.Context, w chainwriterpb.ChainWriterServiceClient, chain string) error {
+	c.mu.Lock()
+	to := c.wanted[chain]
+	c.mu.Unlock()
+	res, err := w.AbsorbTo(ctx, &chainwriterpb.AbsorbToRequest{ChainId: chain, To: uint64(to)})
+	if err != nil {
+		return err
+	}
+	absorbed := stream.Slot(res.GetAbsorbedTo())
+	if absorbed < to {
+		return reason.New(codes.Unavailable, "", fmt.Sprintf("chain %s is absorbed to %d, not to %d", chain, absorbed, to))
+	}
+	c.mu.Lock()
+	c.absorbed[chain] = max(c.absorbed[chain], absorbed)
+	c.mu.Unlock()
+	return nil
 }
 
 // holds reports whether the chain has entries of the shard below its cut.
