@@ -74,7 +74,7 @@ func (s *Service) RefreshStream(ctx context.Context, req *sequencerpb.RefreshStr
 	// A plain read may be from before the change that this call is about.
 	descriptor, err := s.index.FreshDescriptor(ctx, id)
 	switch {
-	case catalog.IsNotFound(err) && st.use():
+	case catalog.IsNotFound(err) && st.isDeleted():
 		return nil, errDeleted()
 	case catalog.IsNotFound(err):
 		return nil, reason.New(codes.Unavailable, "", "the stream's settings were not found; they may be on their way")

@@ -197,6 +197,13 @@ func (w *world) crash(t *testing.T, l *leader, d *indexpb.StreamDescriptor, c cr
 	return a
 }
 
+// die has the leader's process die at rest, and another lead.
+func (l *leader) die() *leader {
+	l.w.t.Helper()
+	l.rows.KillAt(1, fault.Before)
+	return l.w.lead(Config{FormerLivesDead: true, IdleStream: l.cfg.IdleStream})
+}
+
 // resend sends batch 1 again, behind another's append, and goes on.
 func (w *world) resend(t *testing.T, l *leader, d *indexpb.StreamDescriptor, stored bool) {
 	t.Helper()

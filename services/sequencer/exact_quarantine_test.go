@@ -140,7 +140,7 @@ func TestBrokenStreamStopsNobodyElse(t *testing.T) {
 
 				// The next leader takes the head's word, though it would read all well.
 				w.writer.spoil(d, nil)
-				next := l.depose()
+				next := l.die()
 				w.writer.takeSteps()
 				wantQuarantine(t, next, d, w.firstSlot(c.pins))
 				if steps := w.writer.takeSteps(); slices.Contains(steps, "look up") {

@@ -25,8 +25,7 @@ func (s *Service) openNamed(ctx context.Context, t target) (*openStream, error) 
 			return nil, err
 		}
 		st, err := s.openByID(ctx, named.ID, named.Shard)
-		// Noted before room is sought, or its own eviction could make that room.
-		if err == nil && !st.use() {
+		if err == nil && !st.isDeleted() {
 			return st, nil
 		}
 		if err == nil {
@@ -46,14 +45,27 @@ func (s *Service) openByID(ctx context.Context, id stream.ID, n stream.Shard) (*
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.AdmissionTimeout)
 	defer cancel()
-	return sh.open(ctx, id)
+	for {
+		// One that was idle may leave memory in this very moment.
+		st, err := sh.open(ctx, id)
+		if err != nil || st.use() {
+			return st, err
+		}
+	}
 }
 
-// use notes that the stream is in use, and reports whether it is deleted.
-func (st *openStream) use() (deleted bool) {
+func (st *openStream) isDeleted() bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.deleted
+}
+
+// use notes that the stream is in use, before room is sought that its own eviction
+// could make; false: it has left memory.
+func (st *openStream) use() bool {
 	now := st.shard.svc.now()
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.used = now
-	return st.deleted
+	return st.gone == nil
 }
