@@ -140,9 +140,9 @@ func opened(tb testing.TB) func(objectstore.Store, error) objectstore.Store {
 
 // nodeOn starts a node over a store that outlives it, and metadata if not nil;
 // the recorder sees its flights.
-func nodeOn(tb testing.TB, store objectstore.Store, metadata metastore.Store) (inside, *recorder) {
+func nodeOn(tb testing.TB, store objectstore.Store, metadata metastore.Store, args ...string) (inside, *recorder) {
 	tb.Helper()
-	cfg := nodeConfig(tb, "--dev")
+	cfg := nodeConfig(tb, append([]string{"--dev"}, args...)...)
 	r := &recorder{Store: store}
 	cfg.WrapObjects = func(own objectstore.Store) objectstore.Store {
 		r.own = own
@@ -163,21 +163,22 @@ type keptMetadata struct {
 
 func (k keptMetadata) Close() error { return k.own.Close() }
 
-// recorder notes the sizes of the flights that a node puts. Close leaves the
-// store open.
+// recorder notes the flights that a node puts. Close leaves the store open.
 type recorder struct {
 	objectstore.Store
 
 	own objectstore.Store
 
 	mu    sync.Mutex
-	sizes []int
+	sizes []int    // since take
+	keys  []string // of all
 }
 
 func (r *recorder) PutIfAbsent(ctx context.Context, key string, body []byte) (objectstore.ETag, error) {
 	if strings.HasPrefix(key, slots) {
 		r.mu.Lock()
 		r.sizes = append(r.sizes, len(body))
+		r.keys = append(r.keys, key)
 		r.mu.Unlock()
 	}
 	return r.Store.PutIfAbsent(ctx, key, body)
@@ -192,6 +193,13 @@ func (r *recorder) take() []int {
 	s := r.sizes
 	r.sizes = nil
 	return s
+}
+
+// written returns the keys of all flights.
+func (r *recorder) written() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.keys
 }
 
 // slots is where chains keep their slots.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/libs/objectstore/mem"
 )
 
@@ -30,6 +31,7 @@ func TestAck(t *testing.T) {
 	complete(t, ack(t, mem.New(), 3))
 	complete(t, delivery(t, mem.New(), 3))
 	complete(t, throughput(t, mem.New(), 2, 2, 1))
+	complete(t, catchUp(t, func() objectstore.Store { return mem.New() }, 3, 1))
 }
 
 func TestNode(t *testing.T) {
