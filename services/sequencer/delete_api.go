@@ -45,8 +45,11 @@ func (s *Service) DeleteStream(ctx context.Context, req *sequencerpb.DeleteStrea
 		}
 	}
 	st, err := s.openByID(ctx, id, stream.Shard(req.GetStream().GetShard()))
-	if err == nil {
+	switch {
+	case err == nil:
 		_, err = s.write(ctx, st, newRequest(bundle.KindDelete))
+	case reason.Is(err, reason.StreamQuarantine):
+		err = s.deleteQuarantined(ctx, id, stream.Shard(req.GetStream().GetShard()))
 	}
 	if err != nil && !reason.Is(err, reason.StreamNotFound) {
 		return nil, err

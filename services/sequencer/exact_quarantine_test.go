@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/metastore/fault"
 	"github.com/nova-stream/nova/libs/reason"
@@ -235,6 +236,63 @@ func TestDamagedDirectoryQuarantinesNobody(t *testing.T) {
 		w.wantStored(d, "a", "b")
 		l.stop()
 	})
+}
+
+// A quarantined stream can be deleted: its DELETE is committed before the name is
+// free, every leader knows that it is gone, and the name may mean another.
+func TestQuarantinedStreamCanBeDeleted(t *testing.T) {
+	synctest.Test(t, deleteQuarantined)
+}
+
+func deleteQuarantined(t *testing.T) {
+	w := newWorld(t)
+	l := w.lead(Config{IdleStream: time.Microsecond})
+	d := w.stream(nil)
+	for i := range uint64(3) {
+		l.append(batch(d, fmt.Sprint(i)), i, i+1)
+	}
+	l.evict()
+	w.writer.spoil(d, without(1))
+	wantQuarantine(t, l, d, 2)
+	w.writer.script(always(hold))
+	deleted := l.control(d, func() error { return l.delete(d) })
+	silent(t, "the delete", deleted)
+	if _, err := w.index.ResolveStream(t.Context(), &indexpb.ResolveStreamRequest{Bucket: "bucket", Stream: d.GetName()}); err != nil {
+		t.Fatalf("the name is free before the stream is deleted: %v", err)
+	}
+	// The head cannot be told at first: the delete fails, and its caller tries again.
+	l.rows.Script(fault.Rule{Op: fault.Put, Prefix: "head/", Times: 100, Do: fault.FailBefore})
+	w.writer.release()
+	if err := receive(t, deleted); err == nil {
+		t.Error("deleted, and the head does not know")
+	}
+	l.rows.Clear()
+	if err := l.delete(d); err != nil {
+		t.Fatal(err)
+	}
+	entries := w.entriesOf(d)
+	if last := entries[len(entries)-1]; last.Kind != bundle.KindDelete {
+		t.Errorf("its log ends with %+v", last)
+	}
+	gone := func(l *leader) {
+		t.Helper()
+		if _, err := l.GetState(t.Context(), &sequencerpb.GetStateRequest{Stream: key(d)}); !reason.Is(err, reason.StreamNotFound) {
+			t.Errorf("a deleted stream: %v", err)
+		}
+		if err := l.delete(d); err != nil {
+			t.Errorf("deleted again: %v", err)
+		}
+	}
+	gone(l)
+	again, err := w.index.CreateStream(t.Context(), &indexpb.CreateStreamRequest{Bucket: "bucket", Stream: d.GetName()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.append(batch(again.GetStream(), "new"), 0, 1)
+	next := l.die()
+	gone(next)
+	next.stop()
+	l.stop()
 }
 
 // Pins stay within the limit of a head (I8), and hold what they held.

@@ -27,13 +27,22 @@ type opening struct {
 
 // open returns the stream, reading it into memory first if need be.
 func (sh *shard) open(ctx context.Context, id stream.ID) (*openStream, error) {
+	st, err := sh.openAny(ctx, id)
+	if err == nil && st.broken != nil {
+		return nil, st.broken
+	}
+	return st, err
+}
+
+// openAny is open that returns a quarantined stream too.
+func (sh *shard) openAny(ctx context.Context, id stream.ID) (*openStream, error) {
 	if err := sh.ready(ctx); err != nil {
 		return nil, err
 	}
 	sh.mu.Lock()
-	if st := sh.streams[id]; st != nil && (st.broken == nil || sh.svc.now().Before(st.lookAgain)) {
+	if st := sh.streams[id]; st != nil && (st.broken == nil || sh.svc.now().Before(st.lookAgain) || st.deleting.Load()) {
 		sh.mu.Unlock()
-		return st.served()
+		return st, nil
 	} else if st != nil {
 		// It has nothing under way, and is read anew.
 		delete(sh.streams, id)
@@ -50,10 +59,7 @@ func (sh *shard) open(ctx context.Context, id stream.ID) (*openStream, error) {
 	sh.mu.Unlock()
 	select {
 	case <-o.done:
-		if o.err != nil {
-			return nil, o.err
-		}
-		return o.st.served()
+		return o.st, o.err
 	case <-ctx.Done():
 		return nil, reason.New(reason.Code(ctx.Err()), "", "open stream: "+ctx.Err().Error())
 	}
@@ -160,14 +166,6 @@ func (sh *shard) readInto(ctx context.Context, st *openStream, epoch stream.Epoc
 		err = reason.New(codes.Unavailable, "", "its descriptor was not found and its log goes on")
 	}
 	return record, err
-}
-
-// served returns the stream, or why it is in memory and not served.
-func (st *openStream) served() (*openStream, error) {
-	if st.broken != nil {
-		return nil, st.broken
-	}
-	return st, nil
 }
 
 // fold applies located entries and takes the result as the committed state.

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/head"
 	"github.com/nova-stream/nova/libs/reason"
@@ -80,6 +81,33 @@ func (sh *shard) quarantine(ctx context.Context, touched *indexpb.Head, st *open
 // verdict makes the stream one that is not served, for a while.
 func (st *openStream) verdict(err error) {
 	st.broken, st.lookAgain = err, st.shard.svc.now().Add(quarantineLook)
+}
+
+// deleteQuarantined deletes a stream that cannot be folded. Its DELETE entry needs
+// nothing of what is broken; since nobody can fold up to it, the head is told as
+// well. A crash in between: the caller tries again.
+func (s *Service) deleteQuarantined(ctx context.Context, id stream.ID, n stream.Shard) error {
+	sh, err := s.shardOf(ctx, n)
+	if err != nil {
+		return err
+	}
+	st, err := sh.openAny(ctx, id)
+	if err != nil {
+		return err
+	}
+	st.deleting.Store(true)
+	defer st.deleting.Store(false)
+	// Not found: an earlier try came so far.
+	if _, err := s.write(ctx, st, newRequest(bundle.KindDelete)); err != nil && !reason.Is(err, reason.StreamNotFound) {
+		return err
+	}
+	if err := s.index.DeleteBrokenHead(ctx, id); err != nil {
+		return err
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	sh.evictLocked(st)
+	return nil
 }
 
 // brokenAt returns the entry's slot as a pin, and those of the entries behind it:

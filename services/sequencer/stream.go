@@ -2,6 +2,7 @@ package sequencer
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -37,6 +38,7 @@ type openStream struct {
 	// broken is why it is not served, until lookAgain; see quarantine.go.
 	broken    error
 	lookAgain time.Time
+	deleting  atomic.Bool // a DELETE of the broken stream is under way
 
 	// assigned is the state after everything numbered. It belongs to the pump;
 	// while pumping is false, to whoever sets pumping under mu.
