@@ -191,7 +191,7 @@ func (s *Session) acknowledge(ack *novapb.AppendAck) error {
 	s.stored.Batches++
 	s.stored.Records += uint64(len(b.records))
 	s.stored.NextSeq = ack.GetNextSeq()
-	s.moved = time.Now()
+	s.moved, s.trouble = time.Now(), nil
 	s.changed.Broadcast()
 	s.mu.Unlock()
 	if s.cfg.Acked != nil {

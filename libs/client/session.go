@@ -73,6 +73,7 @@ type Session struct {
 	err     error // set once: the session is over
 	stored  Progress
 	moved   time.Time // since when the first of unacked is the first
+	trouble error     // why the last connection ended, nil once it acknowledges
 }
 
 type batch struct {
@@ -239,6 +240,18 @@ func (s *Session) Progress() Progress {
 	return s.stored
 }
 
+// Waiting returns for how long the first batch that is not acknowledged waits, 0
+// if there is none, and why: what ended the last connection, nil if that is not
+// known or nothing has failed.
+func (s *Session) Waiting() (time.Duration, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.unacked) == 0 {
+		return 0, nil
+	}
+	return time.Since(s.moved), s.trouble
+}
+
 // run keeps a connection until everything is acknowledged and the session
 // closed, or it fails for good.
 func (s *Session) run() {
@@ -251,6 +264,9 @@ func (s *Session) run() {
 		if s.Progress().Batches > before {
 			try = 0
 		}
+		s.mu.Lock()
+		s.trouble = err
+		s.mu.Unlock()
 		switch {
 		case err == nil:
 			continue

@@ -52,6 +52,7 @@ whole file). Without FILE, or with -, it reads standard input.
 A line or record beyond 1 MiB ends it, after everything before was stored. An
 interrupt stops reading, waits shortly for what is under way, and says how far
 it got: a whole number of batches. Records that come slowly are sent at once.
+What it waits for longer than 5 seconds it tells on standard error.
 
 The last line is "appended N records, seq A..B", both inclusive; with -o json
 {"records","first_seq","last_seq","complete"}.`,
@@ -117,7 +118,7 @@ func (a *app) append(cmd *cobra.Command, o appendFlags, target string, files []s
 	}
 	defer done()
 	if o.create {
-		if err := create(cmd.Context(), c, bucket, name, time.Duration(o.patience)); err != nil {
+		if err := a.create(cmd.Context(), c, bucket, name, time.Duration(o.patience)); err != nil {
 			return err
 		}
 	}
@@ -193,9 +194,12 @@ func (a *app) appended(p client.Progress, complete bool) error {
 }
 
 // create makes the bucket and the stream unless they exist.
-func create(ctx context.Context, c *client.Client, bucket, name string, patience time.Duration) error {
+func (a *app) create(ctx context.Context, c *client.Client, bucket, name string, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	try := &trying{began: time.Now()}
+	defer a.tellLate(func() string { return a.waiting(try.waiting()) })()
+	defer a.showLine(func() string { return a.waiting(try.waiting()) })()
 	for {
 		_, err := c.Streams.CreateStream(ctx, &novapb.CreateStreamRequest{Bucket: bucket, Stream: name})
 		if reason.Is(err, reason.BucketNotFound) {
@@ -209,6 +213,7 @@ func create(ctx context.Context, c *client.Client, bucket, name string, patience
 		if reason.Code(err) != codes.Unavailable || ctx.Err() != nil {
 			return err
 		}
+		try.failed(err)
 		select {
 		case <-ctx.Done():
 			return err
@@ -217,14 +222,25 @@ func create(ctx context.Context, c *client.Client, bucket, name string, patience
 	}
 }
 
-// progress shows on a terminal how far a session is; call the function to end.
+// progress shows on a terminal how far a session is, and everywhere what it waits
+// for, if that is for long; call the function to end.
 func (a *app) progress(s *client.Session) func() {
 	started := time.Now()
-	return a.showLine(func() string {
+	waiting := func() string { return a.waiting(s.Waiting()) }
+	stop := a.showLine(func() string {
 		p := s.Progress()
 		rate := float64(p.Records) / time.Since(started).Seconds()
-		return fmt.Sprintf("%d records acknowledged, %.0f/s", p.Records, rate)
+		line := fmt.Sprintf("%d records acknowledged, %.0f/s", p.Records, rate)
+		if w := waiting(); w != "" {
+			line += "; " + w
+		}
+		return line
 	})
+	told := a.tellLate(waiting)
+	return func() {
+		told()
+		stop()
+	}
 }
 
 // showLine shows on a terminal one line that is renewed, until the function that

@@ -112,7 +112,7 @@ func (a *app) bench(cmd *cobra.Command, o benchFlags, bucket string, run func(*b
 	}
 	defer b.remove(cmd.Context())
 	for _, name := range b.names {
-		if err := create(cmd.Context(), c, bucket, name, callTimeout); err != nil {
+		if err := a.create(cmd.Context(), c, bucket, name, callTimeout); err != nil {
 			return err
 		}
 	}

@@ -77,7 +77,12 @@ func (d *draining) run(ctx context.Context, wait bool) error {
 		return d.show(map[string]any{"node": d.node, "draining": true}, func(w io.Writer) { fmt.Fprintln(w, d.node, "is draining") })
 	}
 	stop := d.showLine(d.line)
-	told := d.tellLate(func() string { return "waiting: " + d.line() })
+	told := d.tellLate(func() string {
+		if d.left.Load() == 0 {
+			return ""
+		}
+		return "waiting: " + d.line()
+	})
 	err = d.await(ctx, c)
 	told()
 	stop()

@@ -2,7 +2,11 @@ package cli
 
 import (
 	"fmt"
+	"strings"
+	"sync"
 	"time"
+
+	"github.com/nova-stream/nova/libs/config"
 )
 
 // Where there is no terminal, a wait is told on standard error: when it lasts
@@ -19,9 +23,9 @@ func (a *app) tellLate(line func() string) func() {
 	if a.Terminal {
 		return func() {}
 	}
-	first, next := firstNotice, nextNotice
+	first, next := a.noticeAfter(), nextNotice
 	if a.notices != 0 {
-		first, next = a.notices, a.notices
+		next = a.notices
 	}
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -46,4 +50,51 @@ func (a *app) tellLate(line func() string) func() {
 		close(stop)
 		<-done
 	}
+}
+
+// waiting says whom a command waits for, for how long, and why; "" if it does
+// not wait for long.
+func (a *app) waiting(since time.Duration, why error) string {
+	if since < a.noticeAfter() {
+		return ""
+	}
+	text := "waiting for " + a.whom() + " for " + config.FormatDuration(since.Round(time.Second))
+	if why == nil {
+		return text + ": no answer"
+	}
+	return text + ": " + strings.TrimPrefix(a.explain(why), "cannot reach "+a.whom()+": ")
+}
+
+// whom are those that a command calls.
+func (a *app) whom() string {
+	if a.consul != "" {
+		return "a service that Consul at " + a.consul + " knows"
+	}
+	return a.addr
+}
+
+func (a *app) noticeAfter() time.Duration {
+	if a.notices != 0 {
+		return a.notices
+	}
+	return firstNotice
+}
+
+// trying is what a command does again and again until it succeeds.
+type trying struct {
+	mu    sync.Mutex
+	began time.Time
+	why   error
+}
+
+func (t *trying) failed(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.why = err
+}
+
+func (t *trying) waiting() (time.Duration, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return time.Since(t.began), t.why
 }

@@ -97,11 +97,7 @@ func (a *app) explain(err error) string {
 	if reason.Of(err) == "" && st.Code() == codes.Unavailable && strings.Contains(text, "connection error") {
 		// The transport's own words end in what the system said.
 		said := strings.TrimSuffix(text[strings.LastIndex(text, ": ")+2:], `"`)
-		whom := a.addr
-		if a.consul != "" {
-			whom = "a service that Consul at " + a.consul + " knows"
-		}
-		text = fmt.Sprintf("cannot reach %s: %s", whom, said)
+		text = fmt.Sprintf("cannot reach %s: %s", a.whom(), said)
 	}
 	// What a wrapper added stands before the status it wraps.
 	text = strings.ReplaceAll(text, fmt.Sprintf("rpc error: code = %s desc = ", st.Code()), "")
