@@ -90,12 +90,20 @@ type AppendRequest struct {
 	//
 	//	*AppendRequest_FencingToken
 	FencingTokenPresence isAppendRequest_FencingTokenPresence `protobuf_oneof:"fencing_token_presence"`
-	// 1..64 bytes: the producer session this batch belongs to. Empty: none.
+	// 1..64 bytes: the producer session this batch belongs to. Empty: none. A
+	// stream remembers a bounded number of producers, each for at least 7 days
+	// after its last batch, or, if its id is a ULID, until newer ones take its
+	// place; RESOURCE_EXHAUSTED if none may be forgotten. One that is not
+	// remembered begins at batch_seq 0; a ULID of more than 7 days ago, or as old
+	// as one that was forgotten, is refused with PRODUCER_GAP.
 	ProducerId string `protobuf:"bytes,7,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
 	// A higher epoch of the same producer_id fences the lower ones.
 	ProducerEpoch uint64 `protobuf:"varint,8,opt,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"`
 	// 0, 1, 2, ... within (producer_id, producer_epoch). A batch_seq that was
-	// stored before is answered with its first ack, and not stored again.
+	// stored before, among the last 16, is answered with its first ack, whatever
+	// match_seq, fencing_token and the stream's state have become, and not stored
+	// again. Its content is not compared; only another number of records is
+	// refused, with INVALID_ARGUMENT.
 	BatchSeq uint64 `protobuf:"varint,9,opt,name=batch_seq,json=batchSeq,proto3" json:"batch_seq,omitempty"`
 	// Close the stream for appends with this batch.
 	Seal          bool `protobuf:"varint,10,opt,name=seal,proto3" json:"seal,omitempty"`
@@ -358,12 +366,20 @@ type AppendRequest_builder struct {
 	// 0..64 bytes. Absent: not checked.
 	FencingToken *string
 	// -- end of FencingTokenPresence
-	// 1..64 bytes: the producer session this batch belongs to. Empty: none.
+	// 1..64 bytes: the producer session this batch belongs to. Empty: none. A
+	// stream remembers a bounded number of producers, each for at least 7 days
+	// after its last batch, or, if its id is a ULID, until newer ones take its
+	// place; RESOURCE_EXHAUSTED if none may be forgotten. One that is not
+	// remembered begins at batch_seq 0; a ULID of more than 7 days ago, or as old
+	// as one that was forgotten, is refused with PRODUCER_GAP.
 	ProducerId string
 	// A higher epoch of the same producer_id fences the lower ones.
 	ProducerEpoch uint64
 	// 0, 1, 2, ... within (producer_id, producer_epoch). A batch_seq that was
-	// stored before is answered with its first ack, and not stored again.
+	// stored before, among the last 16, is answered with its first ack, whatever
+	// match_seq, fencing_token and the stream's state have become, and not stored
+	// again. Its content is not compared; only another number of records is
+	// refused, with INVALID_ARGUMENT.
 	BatchSeq uint64
 	// Close the stream for appends with this batch.
 	Seal bool

@@ -33,7 +33,10 @@ const (
 // AppendService writes to streams. Every failure carries, in its ErrorInfo
 // metadata under "outcome", NOT_COMMITTED (nothing was stored, nor will be) or
 // UNKNOWN (it may be stored; resend with the same producer and batch_seq, or
-// look). A failure without an outcome is UNKNOWN.
+// look). A failure without an outcome is UNKNOWN. An outcome is about the very
+// call: an earlier try whose answer was lost may be stored, whatever a later one
+// is told. Who sends again without a producer and gets SEQ_MISMATCH may have met
+// its own records; with a producer it gets their ack.
 type AppendServiceClient interface {
 	// Append stores one batch: consecutive numbers, or nothing.
 	Append(ctx context.Context, in *AppendRequest, opts ...grpc.CallOption) (*AppendResponse, error)
@@ -120,7 +123,10 @@ func (c *appendServiceClient) SetFencingToken(ctx context.Context, in *SetFencin
 // AppendService writes to streams. Every failure carries, in its ErrorInfo
 // metadata under "outcome", NOT_COMMITTED (nothing was stored, nor will be) or
 // UNKNOWN (it may be stored; resend with the same producer and batch_seq, or
-// look). A failure without an outcome is UNKNOWN.
+// look). A failure without an outcome is UNKNOWN. An outcome is about the very
+// call: an earlier try whose answer was lost may be stored, whatever a later one
+// is told. Who sends again without a producer and gets SEQ_MISMATCH may have met
+// its own records; with a producer it gets their ack.
 type AppendServiceServer interface {
 	// Append stores one batch: consecutive numbers, or nothing.
 	Append(context.Context, *AppendRequest) (*AppendResponse, error)

@@ -330,12 +330,20 @@ type AppendRequest_builder struct {
 	// 0..64 bytes. Absent: not checked.
 	FencingToken *string
 	// -- end of xxx_hidden_FencingTokenPresence
-	// 1..64 bytes: the producer session this batch belongs to. Empty: none.
+	// 1..64 bytes: the producer session this batch belongs to. Empty: none. A
+	// stream remembers a bounded number of producers, each for at least 7 days
+	// after its last batch, or, if its id is a ULID, until newer ones take its
+	// place; RESOURCE_EXHAUSTED if none may be forgotten. One that is not
+	// remembered begins at batch_seq 0; a ULID of more than 7 days ago, or as old
+	// as one that was forgotten, is refused with PRODUCER_GAP.
 	ProducerId string
 	// A higher epoch of the same producer_id fences the lower ones.
 	ProducerEpoch uint64
 	// 0, 1, 2, ... within (producer_id, producer_epoch). A batch_seq that was
-	// stored before is answered with its first ack, and not stored again.
+	// stored before, among the last 16, is answered with its first ack, whatever
+	// match_seq, fencing_token and the stream's state have become, and not stored
+	// again. Its content is not compared; only another number of records is
+	// refused, with INVALID_ARGUMENT.
 	BatchSeq uint64
 	// Close the stream for appends with this batch.
 	Seal bool
