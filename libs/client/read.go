@@ -41,8 +41,11 @@ func (c *Client) Read(ctx context.Context, cfg ReadConfig, each func(*novapb.Rea
 		check.expect(at.Seq)
 	}
 	var end *uint64
+	ahead := c.ask(ctx, cfg, req)
+	defer func() { ahead.cancel(); <-ahead.done }()
 	for {
-		page, err := c.page(ctx, cfg, req)
+		<-ahead.done
+		page, err := ahead.page, ahead.err
 		if err != nil {
 			return err
 		}
@@ -64,18 +67,40 @@ func (c *Client) Read(ctx context.Context, cfg ReadConfig, each func(*novapb.Rea
 				StreamId: page.GetStreamId(), HashBefore: page.GetHashBefore(), LimitReached: true,
 			})
 		}
-		if err := each(page); err != nil {
-			return err
-		}
 		if page.GetLimitReached() || page.GetNextSeq() >= *end {
-			return nil
+			return each(page)
 		}
 		if at, ok := req.GetStart().(*novapb.ReadRequest_Seq); ok && page.GetNextSeq() <= at.Seq && !req.GetClamp() {
 			return fmt.Errorf("an empty page at %d, the tail is %d: %w", at.Seq, *end, ErrBroken)
 		}
 		req.StreamId, req.Clamp = page.GetStreamId(), false
 		req.Start = &novapb.ReadRequest_Seq{Seq: page.GetNextSeq()}
+		ahead.cancel()
+		ahead = c.ask(ctx, cfg, req)
+		if err := each(page); err != nil {
+			return err
+		}
 	}
+}
+
+// asked is a page that was asked for, so that it comes while the one before it is
+// worked on. page and err are valid once done is closed.
+type asked struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	page   *novapb.ReadResponse
+	err    error
+}
+
+// ask asks for a page; req must not change until the answer is there.
+func (c *Client) ask(ctx context.Context, cfg ReadConfig, req *novapb.ReadRequest) *asked {
+	a := &asked{done: make(chan struct{})}
+	ctx, a.cancel = context.WithCancel(ctx)
+	go func() {
+		defer close(a.done)
+		a.page, a.err = c.page(ctx, cfg, req)
+	}()
+	return a
 }
 
 // page asks for one page until it is answered for good.

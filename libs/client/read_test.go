@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"sync/atomic"
@@ -76,6 +77,39 @@ func TestReadStopsAtTheTailAsOfItsStart(t *testing.T) {
 	})
 	if got, err := readAll(t, c, nil); err != nil || !slices.Equal(got, counted(10)) {
 		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// The next page is under way while one is worked on, and none after the last.
+func TestReadAsksAheadForOnePage(t *testing.T) {
+	srv, c := start(t)
+	srv.MaxPage = 1
+	srv.Store(bucket, name, counted(3)...)
+	asked := make(chan struct{}, 10)
+	srv.SetFault(func(step clienttest.Step) error {
+		if step == clienttest.Paging {
+			asked <- struct{}{}
+		}
+		return nil
+	})
+	ctx, pages, requests := limit(t), 0, 0
+	read := client.ReadConfig{Request: &novapb.ReadRequest{Bucket: bucket, Stream: name}}
+	err := c.Read(ctx, read, func(*novapb.ReadResponse) error {
+		for pages++; requests < min(pages+1, 3); requests++ {
+			select {
+			case <-asked:
+			case <-ctx.Done():
+				return fmt.Errorf("at page %d there were %d requests: %w", pages, requests, ctx.Err())
+			}
+		}
+		return nil
+	})
+	if err != nil || pages != 3 || len(asked) > 0 {
+		t.Errorf("%d pages, %d requests too many: %v", pages, len(asked), err)
+	}
+	enough := errors.New("enough")
+	if err := c.Read(ctx, read, func(*novapb.ReadResponse) error { return enough }); !errors.Is(err, enough) {
+		t.Errorf("a caller that has enough gets %v", err)
 	}
 }
 
