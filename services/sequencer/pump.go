@@ -107,6 +107,9 @@ func (n *numbering) number(r *request) {
 			return
 		}
 		if err := producerRefusal(verdict, r.producer, expected); err != nil {
+			if s := n.st.shard.svc; verdict == head.Full {
+				s.metrics.refused(s.running, "producers")
+			}
 			n.refuse(r, err)
 			return
 		}
