@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,40 +25,95 @@ import (
 type pairNemesis struct {
 	*pair
 	doors  []*door
+	deck   []trouble // not dealt yet: a short run, too, has some of each
 	victim *member
 	undo   func(ctx context.Context) error
 }
 
+// trouble is one way to hurt a member of the pair.
+type trouble func(n *pairNemesis, ctx context.Context, r *rand.Rand, m *member) (string, error)
+
+// troubles are all, those that find most several times.
+var troubles = []trouble{
+	(*pairNemesis).kill, (*pairNemesis).lagThenKill, (*pairNemesis).lagThenKill, (*pairNemesis).restart,
+	(*pairNemesis).objectFault, (*pairNemesis).objectFault, (*pairNemesis).rowFault, (*pairNemesis).outage,
+	(*pairNemesis).cutOff, (*pairNemesis).cutOff, (*pairNemesis).seal, (*pairNemesis).drain,
+}
+
 // hurt implements nemesis.
 func (n *pairNemesis) hurt(ctx context.Context, r *rand.Rand) (string, error) {
-	m := n.nodes[r.IntN(len(n.nodes))]
-	n.victim, n.undo = m, nil
-	switch r.IntN(10) {
-	case 0:
-		m.kill()
-		n.undo = m.restart
-		return "kill a node", nil
-	case 1, 2:
-		return "lag, then kill", n.lagThenKill(ctx, r, m)
-	case 3:
-		return "restart a node", m.restart(ctx)
-	case 4, 5:
-		return n.objectFault(r, m), nil
-	case 6:
-		return n.rowFault(r, m), nil
-	case 7:
-		m.rows.SetOutage(true)
-		n.undo = func(context.Context) error { m.rows.SetOutage(false); return nil }
-		if r.IntN(2) == 0 {
-			time.Sleep(2 * pairLease) // until the other leads, if it can
-			return "metastore away for longer than the lease", nil
-		}
-		return "metastore away", nil
-	case 8:
-		return sealChain(ctx, n.doors[0], r)
-	default:
-		return drain(ctx, n.doors[r.IntN(len(n.doors))], r, &n.undo)
+	if len(n.deck) == 0 {
+		n.deck = slices.Clone(troubles)
+		r.Shuffle(len(n.deck), func(i, j int) { n.deck[i], n.deck[j] = n.deck[j], n.deck[i] })
 	}
+	next := n.deck[0]
+	n.deck = n.deck[1:]
+	m := n.leader(ctx)
+	if m == nil || r.IntN(4) == 0 {
+		m = n.nodes[r.IntN(len(n.nodes))]
+	}
+	n.victim, n.undo = m, nil
+	return next(n, ctx, r, m)
+}
+
+// leader is who leads most shards, nil if nobody can tell.
+func (n *pairNemesis) leader(ctx context.Context) *member {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	fleet, err := n.doors[0].admin.GetFleet(ctx, &novapb.GetFleetRequest{})
+	if err != nil {
+		return nil
+	}
+	shards, err := n.doors[0].admin.ListShards(ctx, &novapb.ListShardsRequest{})
+	if err != nil {
+		return nil
+	}
+	leads := map[string]int{}
+	for _, s := range shards.GetShards() {
+		leads[s.GetLeader()]++
+	}
+	address := most(leads)
+	for _, node := range fleet.GetNodes() {
+		for _, m := range n.nodes {
+			if node.GetAddress() == address && strings.HasPrefix(node.GetNodeId(), m.id+".") {
+				return m
+			}
+		}
+	}
+	return nil
+}
+
+func (n *pairNemesis) kill(_ context.Context, _ *rand.Rand, m *member) (string, error) {
+	m.kill()
+	n.undo = m.restart
+	return "kill a node", nil
+}
+
+func (n *pairNemesis) restart(ctx context.Context, _ *rand.Rand, m *member) (string, error) {
+	return "restart a node", m.restart(ctx)
+}
+
+func (n *pairNemesis) outage(_ context.Context, _ *rand.Rand, m *member) (string, error) {
+	m.rows.SetOutage(true)
+	n.undo = func(context.Context) error { m.rows.SetOutage(false); return nil }
+	return "metastore away", nil
+}
+
+// cutOff lasts until the other leads. This one does not hear of it, goes on
+// taking appends, and has a writer that works.
+func (n *pairNemesis) cutOff(_ context.Context, r *rand.Rand, m *member) (string, error) {
+	m.deaf.Store(true)
+	n.undo = func(context.Context) error { m.deaf.Store(false); return nil }
+	time.Sleep(2*pairLease + some(r, pairLease/2))
+	return "a node is cut off for longer than its lease", nil
+}
+
+func (n *pairNemesis) seal(ctx context.Context, r *rand.Rand, _ *member) (string, error) {
+	return sealChain(ctx, n.doors[0], r)
+}
+
+func (n *pairNemesis) drain(ctx context.Context, r *rand.Rand, _ *member) (string, error) {
+	return drain(ctx, n.doors[r.IntN(len(n.doors))], r, &n.undo)
 }
 
 // heal implements nemesis.
@@ -85,20 +142,26 @@ func (n *pairNemesis) heal(ctx context.Context) error {
 	}
 }
 
-// lagThenKill holds one flight up while those behind it land, then kills: what
-// was acknowledged out of order would be cut off.
-func (n *pairNemesis) lagThenKill(ctx context.Context, r *rand.Rand, m *member) error {
-	// Both: one of them writes.
-	for _, m := range n.nodes {
-		m.objects.Script(fault.Rule{Op: fault.Put, Prefix: chains, Nth: 1 + r.IntN(5), Do: fault.Hang})
+// lagThenKill holds one slot up while those behind it land, then kills: what was
+// acknowledged out of order would be cut off.
+func (n *pairNemesis) lagThenKill(ctx context.Context, r *rand.Rand, m *member) (string, error) {
+	for _, m := range n.nodes { // whoever writes
+		var held atomic.Pointer[string]
+		m.objects.Script(fault.Rule{Op: fault.Put, Prefix: chains, Hook: func(ctx context.Context, _ fault.Op, key string) error {
+			held.CompareAndSwap(nil, &key)
+			if *held.Load() == key {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}})
 	}
 	defer n.clear()
 	select {
 	case <-ctx.Done():
-	case <-time.After(some(r, 300*time.Millisecond)):
+	case <-time.After(some(r, 400*time.Millisecond)):
 	}
 	m.kill()
-	return m.restart(ctx)
+	return "lag, then kill", m.restart(ctx)
 }
 
 func (n *pairNemesis) clear() {
@@ -108,7 +171,7 @@ func (n *pairNemesis) clear() {
 	}
 }
 
-func (n *pairNemesis) objectFault(r *rand.Rand, m *member) string {
+func (n *pairNemesis) objectFault(_ context.Context, r *rand.Rand, m *member) (string, error) {
 	faults := []struct {
 		name string
 		do   fault.Action
@@ -122,10 +185,10 @@ func (n *pairNemesis) objectFault(r *rand.Rand, m *member) string {
 		rule.Times = 1
 	}
 	m.objects.Script(rule)
-	return "objects: " + f.name
+	return "objects: " + f.name, nil
 }
 
-func (n *pairNemesis) rowFault(r *rand.Rand, m *member) string {
+func (n *pairNemesis) rowFault(ctx context.Context, r *rand.Rand, m *member) (string, error) {
 	faults := []struct {
 		name string
 		do   metafault.Action
@@ -141,12 +204,11 @@ func (n *pairNemesis) rowFault(r *rand.Rand, m *member) string {
 	})
 	// Something that reads and writes rows.
 	if r.IntN(2) == 0 {
-		_, err := sealChain(context.Background(), n.doors[0], r)
-		if err != nil {
-			return "metastore: " + f.name + ", no seal"
+		if _, err := sealChain(ctx, n.doors[0], r); err != nil {
+			return "metastore: " + f.name, err
 		}
 	}
-	return "metastore: " + f.name
+	return "metastore: " + f.name, nil
 }
 
 // sealChain ends a chain that somebody writes, under its writers.

@@ -4,10 +4,15 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/nova-stream/nova/libs/config"
+	"github.com/nova-stream/nova/libs/discovery"
 	"github.com/nova-stream/nova/libs/discovery/local"
 	"github.com/nova-stream/nova/libs/metastore"
 	metafault "github.com/nova-stream/nova/libs/metastore/fault"
@@ -15,6 +20,7 @@ import (
 	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/libs/objectstore/fault"
 	"github.com/nova-stream/nova/libs/objectstore/mem"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/services/novad"
 )
 
@@ -42,6 +48,7 @@ type member struct {
 	node    *novad.Node
 	objects *fault.Store
 	rows    *metafault.Store
+	deaf    atomic.Bool // it hears of no other leader, and cannot renew its lease
 }
 
 func startPair(t *testing.T) *pair {
@@ -79,13 +86,13 @@ func (m *member) start(ctx context.Context) error {
 	if code != 0 {
 		return fmt.Errorf("novad %v: %s", args, complaint.String())
 	}
-	cfg.AdvertiseHost, cfg.Registry = "127.0.0.1", m.pair.network.Registry()
+	cfg.AdvertiseHost, cfg.Registry = "127.0.0.1", deafRegistry{m.pair.network.Registry(), m}
 	cfg.WrapObjects = func(own objectstore.Store) objectstore.Store {
 		m.objects = fault.New(keptObjects{m.pair.objects, own})
 		return m.objects
 	}
 	cfg.WrapMetastore = func(own metastore.Store) metastore.Store {
-		m.rows = m.pair.rows.ForkOf(keptRows{m.pair.rows, own})
+		m.rows = m.pair.rows.ForkOf(keptRows{m.pair.rows, own, m.pair})
 		return m.rows
 	}
 	// A slot that is stuck, a call that is lost, end while a round lasts.
@@ -141,9 +148,54 @@ type keptObjects struct {
 
 func (k keptObjects) Close() error { return k.own.Close() }
 
+// keptRows are not closed with the node, and take no renewal of the lease of a
+// member that is deaf: any node's index may carry it there.
 type keptRows struct {
 	metastore.Store
-	own metastore.Store
+	own  metastore.Store
+	pair *pair
 }
 
 func (k keptRows) Close() error { return k.own.Close() }
+
+func (k keptRows) Put(ctx context.Context, key metastore.Key, value []byte, expected metastore.Version) (metastore.Version, error) {
+	if strings.HasPrefix(key.Path, "life/") {
+		var life indexpb.Life
+		if err := proto.Unmarshal(value, &life); err != nil {
+			return 0, err
+		}
+		for _, m := range k.pair.nodes {
+			if m != nil && m.deaf.Load() && life.GetState() == indexpb.LifeState_LIFE_STATE_LIVE && strings.HasPrefix(life.GetNodeId(), m.id) {
+				return 0, metastore.Fail(metastore.OpPut, key.Path, metastore.ErrUnavailable, "injected: no renewal")
+			}
+		}
+	}
+	return k.Store.Put(ctx, key, value, expected)
+}
+
+// deafRegistry hands on no hints while its member is deaf.
+type deafRegistry struct {
+	discovery.Registry
+	member *member
+}
+
+func (d deafRegistry) WatchHints(ctx context.Context) (<-chan []discovery.Hint, error) {
+	from, err := d.Registry.WatchHints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	to := make(chan []discovery.Hint)
+	go func() { // ends with ctx, which ends from
+		defer close(to)
+		for hints := range from {
+			for d.member.deaf.Load() && ctx.Err() == nil {
+				time.Sleep(5 * time.Millisecond)
+			}
+			select {
+			case to <- hints:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return to, nil
+}

@@ -145,7 +145,7 @@ func (c *crowd) start(work *sync.WaitGroup, r *rand.Rand) {
 
 // fight lets the nemesis hurt and heal until the time is over.
 func (p *plan) fight(ctx context.Context, t *testing.T, r *rand.Rand, enemy nemesis, until time.Time) {
-	sleep := func() { time.Sleep(min(some(r, p.length/4), time.Until(until))) } // part of the schedule
+	sleep := func() { time.Sleep(min(some(r, p.length/8), time.Until(until))) } // part of the schedule
 	for sleep(); time.Now().Before(until); sleep() {
 		what, err := enemy.hurt(ctx, r)
 		p.report.fault(what)

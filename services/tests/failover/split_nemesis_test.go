@@ -3,9 +3,7 @@ package failover
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"time"
 
@@ -53,10 +51,10 @@ func (n *splitNemesis) hurt(ctx context.Context, r *rand.Rand) (string, error) {
 		}
 		return "freeze " + kindOf(some), n.Freeze(some)
 	case 6:
-		n.frozen = []string{"oxia", "consul", "s3"}[r.IntN(3)]
+		n.frozen = servers[r.IntN(len(servers))]
 		return "cut off " + n.frozen, n.Freeze(n.frozen)
 	case 7:
-		n.dead = []string{"oxia", "consul", "s3"}[r.IntN(3)]
+		n.dead = servers[r.IntN(len(servers))]
 		return "kill " + n.dead, n.Kill(n.dead)
 	case 8:
 		return sealChain(ctx, n.doors[r.IntN(2)], r)
@@ -144,18 +142,9 @@ func most(counts map[string]int) (name string) {
 }
 
 // kindOf is the service of a process.
-func kindOf(name string) string { return strings.TrimRight(name, "-0123456789") }
-
-// kinds are the services of a constellation, and the servers it needs.
-func kinds(c *constellation.Constellation) ([]string, error) {
-	names, err := c.All()
-	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+func kindOf(name string) string {
+	if server(name) {
+		return name
 	}
-	var all []string
-	for _, name := range names {
-		all = append(all, kindOf(name))
-	}
-	slices.Sort(all)
-	return slices.Compact(all), nil
+	return strings.TrimRight(name, "-0123456789")
 }
