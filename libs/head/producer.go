@@ -181,6 +181,9 @@ func (p *Producers) insert(pr *producer) *list.Element {
 	return el
 }
 
+// Knows reports whether a producer is remembered.
+func (p *Producers) Knows(id string) bool { return p.byID[id] != nil }
+
 // Len returns the number of remembered producers.
 func (p *Producers) Len() int { return len(p.byID) }
 

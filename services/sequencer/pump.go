@@ -79,10 +79,20 @@ type numbering struct {
 // number admits one request against everything numbered before it.
 func (n *numbering) number(r *request) {
 	a := &n.st.assigned
-	// What the request is checked against includes the gathered chunk; producer
-	// sessions and control entries look at more than its numbers.
-	if len(n.batches) > 0 && (r.kind != bundle.KindChunk || r.producer.ID != "" || n.batches[len(n.batches)-1].Seal) {
-		n.flush()
+	// What the request is checked against includes the gathered chunk; producers
+	// and control entries look at more than its numbers.
+	next, size := false, 0
+	if r.kind == bundle.KindChunk {
+		size = chunk.RawBound(r.records)
+	}
+	if len(n.batches) > 0 {
+		next = n.continues(r.producer)
+		known := next || r.producer.ID == "" || a.Producers.Knows(r.producer.ID) && !n.gathered(r.producer.ID)
+		full := n.size+size > chunkTarget || len(n.batches) == maxChunkBatches
+		if r.kind != bundle.KindChunk || !known || full || n.batches[len(n.batches)-1].Seal {
+			n.flush()
+			next = false // if it was stored, the table knows
+		}
 	}
 	if r.session != nil && r.session.failed {
 		// A session is a sequence: what comes after a failure must not be stored.
@@ -98,7 +108,7 @@ func (n *numbering) number(r *request) {
 		n.control(r, nil)
 		return
 	}
-	if r.producer.ID != "" {
+	if r.producer.ID != "" && !next {
 		verdict, dup, expected := a.Producers.Check(r.producer, n.arrival)
 		if verdict == head.Duplicate {
 			// Before every other check: what was stored is not judged again by a
@@ -137,7 +147,7 @@ func (n *numbering) number(r *request) {
 		a.Sealed = true
 		n.control(r, nil)
 	default:
-		n.gather(r)
+		n.gather(r, size)
 	}
 }
 
@@ -181,13 +191,9 @@ func (n *numbering) tail() stream.Seq {
 	return n.st.assigned.Tail
 }
 
-// gather numbers an append's records and puts them into the chunk.
-func (n *numbering) gather(r *request) {
+// gather numbers an append's records and puts them into the chunk, which has room.
+func (n *numbering) gather(r *request, size int) {
 	a := &n.st.assigned
-	size := chunk.RawBound(r.records)
-	if len(n.batches) > 0 && (n.size+size > chunkTarget || len(n.batches) == maxChunkBatches) {
-		n.flush()
-	}
 	if len(n.batches) == 0 {
 		n.next, n.lastTS = a.Tail, a.LastTimestamp
 	}
@@ -301,60 +307,6 @@ func (n *numbering) settleWith(w waiter) {
 		return
 	}
 	st.answerLocked(nil, &w)
-}
-
-// join answers a repeated batch with its first acknowledgement, at once if it
-// is committed, else together with it.
-func (n *numbering) join(r *request, dup head.Batch) {
-	if stored := uint64(dup.Next - dup.First); uint64(len(r.records)) != stored {
-		// Only this much of the content is remembered. To acknowledge it would
-		// lose the records of a producer that counts its batches wrongly.
-		n.refuse(r, reason.Field("batch_seq",
-			fmt.Sprintf("%d was stored before with %d records, this batch has %d", r.producer.Batch, stored, len(r.records))))
-		return
-	}
-	st := n.st
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if dup.Next <= st.tail {
-		r.answer(result{ack: st.ackLocked(&dup, true)})
-		return
-	}
-	for _, e := range st.inflight {
-		if e.kind == bundle.KindChunk && e.header.BaseSeq <= dup.First && dup.Next <= e.header.BaseSeq+stream.Seq(e.header.Count) {
-			e.waits = append(e.waits, waiter{req: r, dup: &dup})
-			return
-		}
-	}
-	// The stream left this leader between numbering and here.
-	gone := st.gone
-	if gone == nil {
-		gone = errNoLease()
-	}
-	r.answer(result{err: reason.WithOutcome(gone, reason.Unknown)})
-}
-
-// producerRefusal says why a producer's batch is refused. Its outcome is UNKNOWN
-// where the batch may have been stored by an earlier try.
-func producerRefusal(v head.Verdict, p stream.Producer, expected uint64) error {
-	gap := func(what string) error {
-		return reason.New(codes.FailedPrecondition, reason.ProducerGap, what, reason.KeyExpectedBatchSeq, reason.Text(expected))
-	}
-	switch v {
-	case head.Fenced:
-		return reason.WithOutcome(reason.New(codes.FailedPrecondition, reason.ProducerFenced,
-			fmt.Sprintf("producer_epoch %d was fenced by epoch %d", p.Epoch, expected), reason.KeyExpectedEpoch, reason.Text(expected)), reason.Unknown)
-	case head.Gap:
-		return gap(fmt.Sprintf("batch_seq %d does not follow, %d is expected", p.Batch, expected))
-	case head.Lost:
-		return reason.WithOutcome(gap(fmt.Sprintf("what became of batch_seq %d is not remembered, %d is expected; a new producer_id begins anew", p.Batch, expected)), reason.Unknown)
-	case head.Old:
-		return gap("producer_id is a ULID of more than 7 days ago and not remembered; a new producer_id begins anew")
-	case head.Full:
-		return reason.Over("producers", fmt.Sprintf("the stream remembers %d producers, the limit", head.MaxProducers), time.Hour)
-	case head.Accept, head.Duplicate:
-	}
-	return nil
 }
 
 func errSealed(tail stream.Seq) error {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/chunk"
+	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/libs/telemetry"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -101,5 +102,48 @@ func TestEntriesNameTheirSpans(t *testing.T) {
 	}
 	if got := len(sh.pending[3].spans); got != telemetry.MaxSpans {
 		t.Errorf("an entry of %d traced appends names %d", telemetry.MaxSpans+10, got)
+	}
+}
+
+// Batches that a producer has in line share a chunk; one that repeats, or leaves
+// one out, is judged as if each had a chunk of its own (I5).
+func TestBatchesOfAProducerShareAChunk(t *testing.T) {
+	w := newWorld(t)
+	l := w.lead(Config{})
+	d := w.stream(nil)
+	l.append(batch(d, "first"), 0, 1)
+	st := l.open(d)
+	st.mu.Lock()
+	st.pumping = true // by this test, until all are in line
+	st.mu.Unlock()
+	other := batch(d, "other")
+	other.ProducerId = "other"
+	var answers []<-chan answer
+	for i, req := range []*novapb.AppendRequest{
+		produced(d, 0, "0"), produced(d, 1, "1"), batch(d, "nobody's"), produced(d, 2, "2"),
+		produced(d, 1, "1"), produced(d, 4, "gap"), produced(d, 3, "3"), produced(d, 4, "4"), produced(d, 4, "4"), other, produced(d, 6, "gap"), produced(d, 5, "5"),
+	} {
+		answers = append(answers, l.begin(t.Context(), req))
+		eventually(t, "it is in line", func() bool {
+			st.mu.Lock()
+			defer st.mu.Unlock()
+			return len(st.queue) == i+1
+		})
+	}
+	st.pump()
+	for i, want := range []uint64{1, 2, 3, 4, 2, 0, 5, 6, 6, 7, 0, 8} {
+		a := receive(t, answers[i])
+		if want == 0 {
+			wantRefusal(t, a.err, reason.ProducerGap)
+			continue
+		}
+		wantAck(t, a, want, want+1)
+		if a.ack.GetDuplicate() != (i == 4 || i == 8) {
+			t.Errorf("answer %d: %v", i, a.ack)
+		}
+	}
+	w.wantStored(d, "first", "0", "1", "nobody's", "2", "3", "4", "other", "5")
+	if n := len(w.entriesOf(d)); n != 4 {
+		t.Errorf("%d chunks, want the first, two up to repeats, and one from there on", n)
 	}
 }

@@ -70,7 +70,7 @@ func (sh *shard) quarantine(ctx context.Context, touched *indexpb.Head, st *open
 		return nil
 	}
 	if err := s.index.QuarantineHead(ctx, touched, found.Error(), found.pins); err != nil {
-		return fmt.Errorf("quarantine it (%v): %w", found, err)
+		return fmt.Errorf("quarantine it, since %s: %w", found.Error(), err)
 	}
 	st.verdict(errQuarantined(st.id, found.pins))
 	s.metrics.quarantined(ctx)

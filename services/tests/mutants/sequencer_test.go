@@ -102,8 +102,8 @@ var sequencerMutants = []mutant{
 	},
 	{
 		rule: "what was sent and lost with the leadership is unknown", invariant: "I2", file: "services/sequencer/stream.go",
-		old: "if w.refusal != nil || !e.sent && w.dup == nil {",
-		new: "if w.refusal != nil || w.dup == nil {",
+		old: "if w.refusal != nil || w.settled || !e.sent && w.dup == nil {",
+		new: "if w.refusal != nil || w.settled || w.dup == nil {",
 		pkg: "services/sequencer", test: "TestSuccessorGoesOn",
 	},
 	{
@@ -168,8 +168,8 @@ var sequencerMutants = []mutant{
 	},
 	{
 		rule: "answers from memory need a lease", invariant: "I4", file: "services/sequencer/stream.go",
-		old: "if !strong {\n\t\terr = errNoLease()",
-		new: "if !strong && err == nil {\n\t\terr = errNoLease()",
+		old: "case (w.refusal != nil || w.settled) && !st.shard.svc.lease.valid():",
+		new: "case w.refusal != nil && w.settled && !st.shard.svc.lease.valid():",
 		pkg: "services/sequencer", test: "TestNothingIsAnsweredFromMemoryWithoutALease",
 	},
 	{
