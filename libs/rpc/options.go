@@ -38,7 +38,7 @@ func newChain(o Options) (chain, error) {
 	if err != nil {
 		return chain{}, fmt.Errorf("rpc: metrics: %w", err)
 	}
-	unary := []grpc.UnaryServerInterceptor{interceptors.UnaryServerInterceptor(obs), statusUnary, obs.recoverUnary()}
+	unary := []grpc.UnaryServerInterceptor{interceptors.UnaryServerInterceptor(obs), statusUnary, obs.recoverUnary(), malformedUnary}
 	stream := []grpc.StreamServerInterceptor{interceptors.StreamServerInterceptor(obs), statusStream, obs.recoverStream()}
 	if o.Validate != nil {
 		unary = append(unary, validateUnary(o.Validate))

@@ -81,6 +81,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		return nil, err
 	}
 	opts := append(wire.ServerOptions(),
+		grpc.ForceServerCodecV2(readable{wire.Codec()}),
 		grpc.UnaryInterceptor(chain.unary),
 		grpc.StreamInterceptor(chain.stream),
 		grpc.MaxRecvMsgSize(cfg.MaxRecv),

@@ -58,7 +58,10 @@ func (s statusServerStream) SendMsg(m any) error {
 }
 
 func (s statusServerStream) RecvMsg(m any) error {
-	return streamError(s.Context(), s.ServerStream.RecvMsg(m), true)
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return streamError(s.Context(), err, true)
+	}
+	return malformed(m)
 }
 
 // streamError leaves statuses and, where it may be, io.EOF alone.

@@ -78,6 +78,10 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 	go func() {
 		for {
 			msg, err := srv.Recv()
+			if reason.Code(err) == codes.InvalidArgument {
+				side.refuse(err)
+				return
+			}
 			if err != nil {
 				side.close(false)
 				return
@@ -93,7 +97,8 @@ func (s *Service) AppendSession(srv novapb.AppendService_AppendSessionServer) er
 		case errors.Is(err, io.EOF) && side.wasCut():
 			return reason.WithOutcome(errStopping(), reason.NotCommitted)
 		case errors.Is(err, io.EOF):
-			return nil
+			// What came before is answered; of what cannot be read nothing was done.
+			return reason.WithOutcome(side.refusal(), reason.NotCommitted)
 		case err != nil:
 			return routing.Outward(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/propagation"
 	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/reason"
@@ -116,7 +117,8 @@ func clean(next http.Handler) http.Handler {
 				return
 			}
 		}
-		inner := r.WithContext(r.Context()) // a copy
+		// A copy, whose calls are part of the caller's trace, if it names one.
+		inner := r.WithContext(propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header)))
 		inner.URL = &url.URL{Path: escaped, RawQuery: r.URL.RawQuery}
 		next.ServeHTTP(w, inner)
 	})

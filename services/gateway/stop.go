@@ -43,7 +43,8 @@ type upward struct {
 	mu     sync.Mutex
 	to     novapb.AppendService_AppendSessionClient
 	closed bool
-	cut    bool // closed by a stop, not by the client
+	cut    bool  // closed by a stop, not by the client
+	failed error // why the client's next message is none
 }
 
 // send reports whether the message was taken; the answering side has the reason
@@ -70,4 +71,19 @@ func (u *upward) wasCut() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.cut
+}
+
+// refuse closes it since the client sent what cannot be carried.
+func (u *upward) refuse(err error) {
+	u.mu.Lock()
+	u.failed = err
+	u.mu.Unlock()
+	u.close(false)
+}
+
+// refusal is the error of refuse.
+func (u *upward) refusal() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.failed
 }

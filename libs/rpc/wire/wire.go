@@ -45,6 +45,9 @@ func ServerOptions() []grpc.ServerOption {
 	}
 }
 
+// Codec is the one of both, for those who put something around it.
+func Codec() encoding.CodecV2 { return codec }
+
 // buffers has a size for every message: gRPC's own pool has none between 32 KiB
 // and 1 MiB, takes the larger one, and clears all of it each time.
 var buffers = func() mem.BufferPool {
