@@ -108,8 +108,8 @@ var streamMutants = []mutant{
 	},
 	{
 		rule: "what was stored is judged before preconditions", invariant: "I5", file: "services/sequencer/pump.go",
-		old: "\tif r.producer.ID != \"\" {\n\t\tverdict, dup, expected",
-		new: "\tif err := n.check(r); err != nil {\n\t\tn.refuse(r, err)\n\t\treturn\n\t}\n\tif r.producer.ID != \"\" {\n\t\tverdict, dup, expected",
+		old: "\tif r.producer.ID != \"\" && !next {\n\t\tverdict, dup, expected",
+		new: "\tif err := n.check(r); err != nil {\n\t\tn.refuse(r, err)\n\t\treturn\n\t}\n\tif r.producer.ID != \"\" && !next {\n\t\tverdict, dup, expected",
 		pkg: "services/sequencer", test: "TestDuplicateIsJudgedBeforePreconditions",
 	},
 	{
