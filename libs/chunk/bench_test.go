@@ -1,6 +1,7 @@
 package chunk
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -80,5 +81,28 @@ func TestAllocations(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(20, func() { _, _, _ = Decode(dst) }); n > 20 {
 		t.Errorf("%v allocations to decode 1000 records", n)
+	}
+}
+
+// Samples decide whether a large payload is compressed: those that would gain
+// nothing are not, those that gain in part are.
+func TestWhatIsCompressed(t *testing.T) {
+	noise, text := load(100, 1000, true), load(1000, 100, false)
+	mixed := load(100, 1000, true)
+	for i := range 40 {
+		mixed.Batches[0].Records[i].Body = bytes.Repeat([]byte("all the same "), 80)
+	}
+	for _, c := range []struct {
+		name string
+		in   Input
+		want Compression
+	}{{"noise", noise, CompressionNone}, {"text", text, CompressionZstd}, {"mixed", mixed, CompressionZstd}} {
+		b, h := mustEncode(t, c.in)
+		if h.Compression != c.want || h.RawLength < sampleFrom {
+			t.Errorf("%s: %d bytes with compression %d, want %d", c.name, h.RawLength, h.Compression, c.want)
+		}
+		if _, records, err := Decode(b); err != nil || len(records) != len(c.in.Batches[0].Records) {
+			t.Errorf("%s: %d records, %v", c.name, len(records), err)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/klauspost/compress"
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/nova-stream/nova/libs/stream"
@@ -16,6 +17,11 @@ import (
 const (
 	// compressFrom is the payload size from which compression is tried.
 	compressFrom = 256
+	// sampleFrom is the payload size from which samples decide whether it is.
+	sampleFrom, samples, sampleBytes = 32 << 10, 4, 1 << 10
+	// promise is the least estimate of a sample that may be worth compressing;
+	// random bytes have some hundredths, text several tenths.
+	promise = 0.1
 	// pooledBytes limits the buffers that are kept between calls: chunks of the
 	// largest batches use them again, what is beyond is rare.
 	pooledBytes = 5 << 20
@@ -62,7 +68,7 @@ func Encode(dst []byte, in Input) ([]byte, Header, error) {
 		return dst, Header{}, fmt.Errorf("encode chunk: %w: %w", err, ErrInput)
 	}
 	payload := buf.raw
-	if len(buf.raw) >= compressFrom {
+	if len(buf.raw) >= compressFrom && buf.promising() {
 		buf.packed = encoder().EncodeAll(buf.raw, buf.packed[:0])
 		if len(buf.packed) <= len(buf.raw)/10*9 {
 			h.Compression, payload = CompressionZstd, buf.packed
@@ -80,6 +86,22 @@ func Encode(dst []byte, in Input) ([]byte, Header, error) {
 	}
 	dst = appendHeader(dst, &h)
 	return append(dst, payload...), h, nil
+}
+
+// promising reports whether the raw payload may be worth compressing: of a large
+// one, whether any sample of it looks so. Data that is compressed already costs
+// little more than its copy then.
+func (b *buffers) promising() bool {
+	if len(b.raw) < sampleFrom {
+		return true
+	}
+	for i := range samples {
+		at := i * (len(b.raw) - sampleBytes) / (samples - 1)
+		if compress.Estimate(b.raw[at:at+sampleBytes]) >= promise {
+			return true
+		}
+	}
+	return false
 }
 
 // RawBound returns at least as many bytes as the records take in a chunk before
