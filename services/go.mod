@@ -3,6 +3,7 @@ module github.com/nova-stream/nova/services
 go 1.26.7
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/maypok86/otter/v2 v2.4.0
 	github.com/nova-stream/nova/libs v0.0.0
 	github.com/nova-stream/nova/proto v0.0.0
@@ -22,7 +23,6 @@ require (
 )
 
 require (
-	github.com/anishathalye/porcupine v1.3.1 // indirect
 	github.com/armon/go-metrics v0.4.1 // indirect
 	github.com/aws/aws-sdk-go-v2 v1.48.0 // indirect
 	github.com/aws/aws-sdk-go-v2/aws/protocol/eventstream v1.7.27 // indirect

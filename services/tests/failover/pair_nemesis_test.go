@@ -26,6 +26,7 @@ type pairNemesis struct {
 	*pair
 	doors  []*door
 	deck   []trouble // not dealt yet: a short run, too, has some of each
+	dealt  bool
 	victim *member
 	undo   func(ctx context.Context) error
 }
@@ -33,18 +34,23 @@ type pairNemesis struct {
 // trouble is one way to hurt a member of the pair.
 type trouble func(n *pairNemesis, ctx context.Context, r *rand.Rand, m *member) (string, error)
 
-// troubles are all, those that find most several times.
+// troubles are all, some of them several times.
 var troubles = []trouble{
-	(*pairNemesis).kill, (*pairNemesis).lagThenKill, (*pairNemesis).lagThenKill, (*pairNemesis).restart,
-	(*pairNemesis).objectFault, (*pairNemesis).objectFault, (*pairNemesis).rowFault, (*pairNemesis).outage,
-	(*pairNemesis).cutOff, (*pairNemesis).cutOff, (*pairNemesis).seal, (*pairNemesis).drain,
+	(*pairNemesis).cutOff, (*pairNemesis).lagThenKill, (*pairNemesis).kill,
+	(*pairNemesis).cutOff, (*pairNemesis).lagThenKill, (*pairNemesis).restart, (*pairNemesis).objectFault, (*pairNemesis).objectFault,
+	(*pairNemesis).rowFault, (*pairNemesis).outage, (*pairNemesis).seal, (*pairNemesis).drain,
 }
 
 // hurt implements nemesis.
 func (n *pairNemesis) hurt(ctx context.Context, r *rand.Rand) (string, error) {
 	if len(n.deck) == 0 {
 		n.deck = slices.Clone(troubles)
-		r.Shuffle(len(n.deck), func(i, j int) { n.deck[i], n.deck[j] = n.deck[j], n.deck[i] })
+		rest := n.deck
+		if !n.dealt { // first those that find most
+			rest = n.deck[3:]
+		}
+		r.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
+		n.dealt = true
 	}
 	next := n.deck[0]
 	n.deck = n.deck[1:]
@@ -126,20 +132,13 @@ func (n *pairNemesis) heal(ctx context.Context) error {
 			return err
 		}
 	}
-	// Lost its lease, or met a store that refuses: somebody starts it again.
-	select {
-	case <-m.node.Failed():
-		return m.restart(ctx)
-	default:
-		return within(ctx, time.Minute, func(context.Context) error {
-			select {
-			case <-m.node.Failed():
-				return m.restart(ctx)
-			default:
-				return m.node.Ready()
-			}
-		})
-	}
+	return within(ctx, time.Minute, func(context.Context) error {
+		// Lost its lease, or met a store that refuses: somebody starts it again.
+		if m.node == nil || m.ended() {
+			return m.restart(ctx)
+		}
+		return m.node.Ready()
+	})
 }
 
 // lagThenKill holds one slot up while those behind it land, then kills: what was

@@ -125,6 +125,16 @@ func (m *member) restart(ctx context.Context) error {
 	return m.start(ctx)
 }
 
+// ended says whether the node ended by itself.
+func (m *member) ended() bool {
+	select {
+	case err := <-m.node.Failed():
+		return err != nil
+	default:
+		return false
+	}
+}
+
 // doors opens the nodes' public sides.
 func (p *pair) doors() []*door {
 	p.t.Helper()
