@@ -131,7 +131,15 @@ func (s *Service) takeBatches(
 		case failed:
 			out.err = errSessionFailed(reason.NotCommitted)
 		default:
-			out = s.queueBatch(ctx, st, session, open, batch)
+			// A stream that is idle leaves memory, with nothing under way: a session
+			// goes on with it. If it left otherwise, batches of this session may be
+			// lost, and none behind them may be stored.
+			if !st.use() && st.leftAtRest() {
+				st, out.err = s.openAgain(ctx, st)
+			}
+			if out.err == nil {
+				out = s.queueBatch(ctx, st, session, open, batch)
+			}
 		}
 		failed = failed || out.err != nil
 		select {
@@ -141,6 +149,19 @@ func (s *Service) takeBatches(
 			return
 		}
 	}
+}
+
+func (s *Service) openAgain(ctx context.Context, left *openStream) (*openStream, error) {
+	ctx, opened := s.whileAdmitting(ctx)
+	defer opened()
+	st, err := s.openByID(ctx, left.id, left.shard.number)
+	switch {
+	case s.admitting.Err() != nil:
+		return left, errStopping()
+	case err != nil:
+		return left, reason.WithOutcome(err, reason.NotCommitted)
+	}
+	return st, nil
 }
 
 func (s *Service) queueBatch(ctx context.Context, st *openStream, session *session, open *novapb.AppendSessionOpen, b *novapb.AppendSessionBatch) sessionBatch {

@@ -53,9 +53,16 @@ func (sh *shard) evictLocked(st *openStream) {
 	// newest committed slot of this shard.
 	sh.evicted = max(sh.evicted, sh.committedTo)
 	delete(sh.streams, st.id)
-	st.gone = errNoLeader(sh.number)
+	st.gone, st.atRest = errNoLeader(sh.number), true
 	st.notifyLocked() // who is about to wait opens it again
 	s := sh.svc
 	s.coordinates.Add(int64(-len(st.pieces) * pieceBytes))
 	st.pieces = nil
+}
+
+// leftAtRest reports whether the stream left memory with nothing under way.
+func (st *openStream) leftAtRest() bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.atRest
 }

@@ -224,3 +224,58 @@ func TestBatchStoredBehindAnUnknownOneIsUnknown(t *testing.T) {
 		l.stop()
 	})
 }
+
+// A session may be silent for longer than its stream stays in memory.
+func TestSessionGoesOnWithAStreamThatLeft(t *testing.T) {
+	w := newWorld(t)
+	l := w.lead(Config{IdleStream: time.Microsecond})
+	d := w.stream(nil)
+	s := l.session(d, "p")
+	for i := range uint64(3) {
+		s.batch(&novapb.AppendSessionBatch{Records: records(fmt.Sprint(i)), BatchSeq: i})
+		s.acked(i, i, i+1)
+		eventually(t, "it leaves", func() bool { l.evict(); return l.open(d) == nil })
+	}
+	again := l.session(d, "p")
+	again.batch(&novapb.AppendSessionBatch{Records: records("2"), BatchSeq: 2})
+	if ack := again.acked(0, 2, 3); !ack.GetDuplicate() {
+		t.Errorf("ack %v", ack)
+	}
+	// Deleted meanwhile, it is no more.
+	if err := l.delete(d); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it leaves", func() bool { l.evict(); return l.open(d) == nil })
+	s.batch(&novapb.AppendSessionBatch{Records: records("x"), BatchSeq: 3})
+	if f := receive(t, s.told).GetFailure(); f.GetReason() != string(reason.StreamNotFound) || f.GetOutcome() != novapb.Outcome_OUTCOME_NOT_COMMITTED {
+		t.Errorf("answer %v", f)
+	}
+	w.wantStored(d, "0", "1", "2")
+}
+
+// A stream that left while a batch was under way takes its sessions along, also
+// where the same leader serves it again: nothing behind a lost batch is stored.
+func TestSessionEndsWithABatchThatWasLost(t *testing.T) {
+	w := newWorld(t)
+	l := w.lead(Config{StopTimeout: time.Millisecond}) // what is lost stays under way
+	d := w.stream(nil)
+	s := l.session(d, "")
+	s.batch(&novapb.AppendSessionBatch{Records: records("a")})
+	s.acked(0, 0, 1)
+	w.writer.script(always(lose))
+	s.batch(&novapb.AppendSessionBatch{Records: records("lost")})
+	eventually(t, "it is under way", func() bool { n, _ := l.inflight(d); return n == 1 })
+	st, sh := l.open(d), l.shard()
+	sh.mu.Lock()
+	delete(sh.streams, st.id)
+	sh.mu.Unlock()
+	st.leave(errNoLeader(0))
+	s.batch(&novapb.AppendSessionBatch{Records: records("behind it")})
+	for i, want := range []novapb.Outcome{novapb.Outcome_OUTCOME_UNKNOWN, novapb.Outcome_OUTCOME_NOT_COMMITTED} {
+		if m := receive(t, s.told); m.GetBatchIndex() != uint64(i+1) || m.GetFailure().GetOutcome() != want {
+			t.Errorf("answer %v, want %v", m, want)
+		}
+	}
+	w.writer.script(nil)
+	w.wantStored(d, "a")
+}

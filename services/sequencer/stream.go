@@ -50,6 +50,7 @@ type openStream struct {
 	pumping    bool
 	inflight   []*entry // numbered, not yet committed, in order
 	gone       error    // set once: why the stream is no longer served from here
+	atRest     bool     // with gone: nothing was under way
 
 	// The committed state; everything that readers see.
 	tail    stream.Seq
