@@ -353,6 +353,49 @@ func TestASessionStaysWhileItIsAnswered(t *testing.T) {
 	})
 }
 
+// One that is slow and answers all the same is not taken for one that hangs.
+func TestASlowLeaderIsNotLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := func() bool {
+			time.Sleep(200 * time.Millisecond)
+			return true
+		}
+		client, registry := dialIn(t, &sequencer{session: hung(true, slow)}, &sequencer{session: echo})
+		call, err := client.AppendSession(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := call.Send(message(&novapb.AppendSessionOpen{Stream: "log"})); err != nil {
+			t.Fatal(err)
+		}
+		const batches = 10
+		sent := make(chan error, 1)
+		go func() {
+			for range batches {
+				if err := call.Send(message(&novapb.AppendSessionBatch{})); err != nil {
+					sent <- err
+					return
+				}
+			}
+			sent <- call.CloseSend()
+		}()
+		if err := registry.PutHint(t.Context(), discovery.Hint{Shard: 3, Epoch: 2, Address: "inproc:b"}); err != nil {
+			t.Fatal(err)
+		}
+		for i := range batches + 1 {
+			if _, err := call.Recv(); err != nil {
+				t.Fatalf("answer %d: %v", i, err)
+			}
+		}
+		if err := <-sent; err != nil {
+			t.Error(err)
+		}
+		if _, err := call.Recv(); err != io.EOF { //nolint:errorlint // as it is
+			t.Errorf("the end is %v", err)
+		}
+	})
+}
+
 // Nothing is lost when the leader hangs before it opened the session: it opens
 // at the next one.
 func TestASessionOpensElsewhere(t *testing.T) {

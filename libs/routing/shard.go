@@ -108,8 +108,10 @@ func (r *Router) learn(n stream.Shard, epoch uint64, address string) bool {
 	if address == "" {
 		return false
 	}
-	delete(r.suspects, address) // it was there to take the shard
-	if newer {                  // sequencers that name each other must not keep everybody awake
+	// It was there to take the shard.
+	delete(r.suspects, address)
+	// Sequencers that name each other must not keep everybody awake.
+	if newer {
 		s.changed()
 	}
 	for a := range s.attempts {

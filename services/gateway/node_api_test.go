@@ -137,6 +137,18 @@ func TestNodesThatCannotBeSteered(t *testing.T) {
 	}
 }
 
+// What the caller's own deadline ended is not the node's fault.
+func TestNodesWithinTheCallersDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := nodeGateway(&nodeFleet{hangs: true}).DrainNode(ctx, &novapb.DrainNodeRequest{NodeId: "a.reader"})
+		if reason.Code(err) != codes.DeadlineExceeded || reason.Of(err) != "" {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
 // A gateway that is draining serves on and is not ready, which balancers see.
 func TestGatewayDrains(t *testing.T) {
 	s := nodeGateway(&nodeFleet{})
