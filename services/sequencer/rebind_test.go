@@ -1,6 +1,7 @@
 package sequencer
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -115,9 +116,12 @@ func TestACutOffSequencerSealsNothing(t *testing.T) {
 				if after == "" {
 					isolate(true)
 				} else {
-					opened := false
+					var opened atomic.Bool
 					out.follow(func(method string) meeting {
-						if opened = opened || method == "WriteEntries"; opened && method == after {
+						if method == "WriteEntries" {
+							opened.Store(true)
+						}
+						if opened.Load() && method == after {
 							isolate(true)
 						}
 						return passes
