@@ -93,6 +93,7 @@ func TestDrain(t *testing.T) {
 func TestDrainOfAnother(t *testing.T) {
 	w := open(t)
 	seq := w.addOn(t, discovery.Sequencer, &drained{part{name: "sequencer", diary: w.diary}})
+	eventually(t, "registered", func() bool { return w.group.Ready() == nil })
 	_, err := seq.Drain(t.Context(), &nodepb.DrainRequest{NodeId: "n2.sequencer"})
 	if reason.Code(err) != codes.NotFound || !reason.Is(err, reason.NodeNotFound) {
 		t.Errorf("drain: %v", err)
