@@ -104,7 +104,7 @@ var streamMutants = []mutant{
 		rule: "a head's record holds when a producer was heard", invariant: "I5", file: "libs/head/record.go",
 		old: "epoch: in.GetEpoch(), heard: stream.Millis(in.GetHeard())}",
 		new: "epoch: in.GetEpoch()}",
-		pkg: "libs/head", test: "TestFoldAgreesWhereverItBegins",
+		pkg: "services/sequencer", test: "TestHorizonOutlivesLeaders",
 	},
 	{
 		rule: "what was stored is judged before preconditions", invariant: "I5", file: "services/sequencer/pump.go",
