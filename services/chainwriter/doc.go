@@ -9,6 +9,9 @@
 //   - Any entry raises its shard's fence to its epoch; lower epochs are refused
 //     from then on (I4). A fence's cut is decided when its slot is committed.
 //   - Every entry is verified on arrival and carries its checksum on (I10).
+//   - A chain that broke is not offered any more, whether or not it can be sealed
+//     yet; while its store is in doubt, the next one is offered only once its
+//     first slot was taken. Those that wait to be sealed are bounded (I8).
 //   - The pool, a flight, the remembered commits and the backlog of slots not
 //     yet absorbed are bounded (I8); at the limit nothing more is taken in.
 package chainwriter
