@@ -3,7 +3,6 @@ package index
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -281,9 +280,6 @@ func (s *Service) PutHead(ctx context.Context, req *indexpb.PutHeadRequest) (*in
 	return &indexpb.PutHeadResponse{Version: v}, nil
 }
 
-// MaxPins limits the pins of a head.
-const MaxPins = 16
-
 func headRule(old, next *indexpb.Head, existed bool) error {
 	back := next.GetFoldedEpoch() < old.GetFoldedEpoch() ||
 		next.GetFoldedEpoch() == old.GetFoldedEpoch() && next.GetFoldedEntry() < old.GetFoldedEntry()
@@ -302,39 +298,6 @@ func headRule(old, next *indexpb.Head, existed bool) error {
 		return broken("what is known of forgotten producers goes forward only")
 	}
 	return quarantineRule(old, next)
-}
-
-// quarantineRule: nothing is folded over a quarantined head, and as long as it
-// is quarantined it keeps its pins, which reclaim relies on.
-func quarantineRule(old, next *indexpb.Head) error {
-	moved := next.GetFoldedEpoch() != old.GetFoldedEpoch() || next.GetFoldedEntry() != old.GetFoldedEntry()
-	switch {
-	case len(next.GetPins()) > MaxPins:
-		return broken(fmt.Sprintf("a head has at most %d pins", MaxPins))
-	case next.GetQuarantine() == "" && len(next.GetPins()) > 0:
-		return broken("only a quarantine has pins")
-	case next.GetQuarantine() != "" && len(next.GetPins()) == 0:
-		return broken("a quarantine names the slots it is about")
-	case next.GetQuarantine() != "" && moved:
-		return broken("nothing is folded over a quarantined head")
-	}
-	for _, p := range next.GetPins() {
-		if p.GetFrom() >= p.GetTo() || p.GetChainId() == "" {
-			return broken("a pin names slots of a chain")
-		}
-	}
-	if next.GetQuarantine() == "" {
-		return nil
-	}
-	for _, p := range old.GetPins() {
-		kept := func(n *indexpb.Pin) bool {
-			return n.GetChainId() == p.GetChainId() && n.GetFrom() <= p.GetFrom() && n.GetTo() >= p.GetTo()
-		}
-		if !slices.ContainsFunc(next.GetPins(), kept) {
-			return broken("a quarantined head keeps its pins")
-		}
-	}
-	return nil
 }
 
 // GetDescriptor returns a stream's descriptor.

@@ -161,7 +161,7 @@ var streamMutants = []mutant{
 		pkg: "services/sequencer", test: "TestDamagedDirectoryQuarantinesNobody",
 	},
 	{
-		rule: "a quarantined head moves no further", invariant: "I2", file: "services/index/record_api.go",
+		rule: "a quarantined head moves no further", invariant: "I2", file: "services/index/quarantine.go",
 		old: "case next.GetQuarantine() != \"\" && moved:",
 		new: "case next.GetQuarantine() == \"never\" && moved:",
 		pkg: "services/index", test: "TestQuarantineHoldsUntilItIsLifted",
