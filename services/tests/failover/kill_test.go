@@ -119,7 +119,7 @@ func killRounds(t *testing.T, rounds int, kinds []string) silences {
 				t.Fatal(err)
 			}
 			if server(kind) { // nobody stands in for it
-				if err := c.Restart(ctx, name); err != nil {
+				if err := n.revive(ctx, name); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -129,7 +129,7 @@ func killRounds(t *testing.T, rounds int, kinds []string) silences {
 			}
 			all[kind] = append(all[kind], took...)
 			if !server(kind) {
-				if err := c.Restart(ctx, name); err != nil {
+				if err := n.revive(ctx, name); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -71,7 +71,7 @@ func (n *splitNemesis) heal(ctx context.Context) error {
 		}
 	}
 	if n.dead != "" {
-		if err := n.Restart(ctx, n.dead); err != nil {
+		if err := n.revive(ctx, n.dead); err != nil {
 			return err
 		}
 	}
@@ -82,6 +82,11 @@ func (n *splitNemesis) heal(ctx context.Context) error {
 	}
 	// One that lost its lease ends, to be started again by whoever runs it.
 	return n.Up(ctx)
+}
+
+// revive starts a process that was killed: it may take a moment to be gone.
+func (n *splitNemesis) revive(ctx context.Context, name string) error {
+	return within(ctx, time.Minute, func(context.Context) error { return n.Restart(ctx, name) })
 }
 
 // important is a sequencer that leads or a chain-writer that writes.

@@ -70,7 +70,7 @@ func TestSplitKeepsItsWord(t *testing.T) {
 	if testing.Short() {
 		return // the long run has it
 	}
-	fightSplit(t, splitPlan, 25*time.Second)
+	fightSplit(t, splitPlan, 18*time.Second)
 }
 
 func fightSplit(t *testing.T, p plan, length time.Duration) {
