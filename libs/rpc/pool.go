@@ -170,7 +170,7 @@ func (p *Pool) dial(target string, more ...grpc.DialOption) (*grpc.ClientConn, e
 		grpc.WithIdleTimeout(p.cfg.Idle),
 		// A node that came back is found within two seconds.
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: 3 * time.Second,
 		}),
 		// A machine that vanished, or a process that hangs, is noticed within 15 s.

@@ -32,7 +32,7 @@ var services = []serviceOf{
 		cfg := n.cfg.ChainWriter
 		cfg.NodeID, cfg.Address, cfg.Zone = n.process.ID(discovery.ChainWriter), address, n.cfg.Zone
 		return chainwriter.New(cfg, chainwriter.Deps{
-			Objects: n.objects, Index: n.process.Index, Log: n.process.Log,
+			Objects: n.objects, Index: n.process.Index, Conns: n.process.Pool, Log: n.process.Log,
 			Meter: n.process.ServiceMeter(discovery.ChainWriter), Tracer: n.process.ServiceTracer(discovery.ChainWriter),
 		})
 	}},

@@ -112,6 +112,13 @@ func (s *Service) takeBatches(
 	session, failed := &session{}, false
 	for {
 		msg, err := srv.Recv()
+		if reason.Code(err) == codes.InvalidArgument && in.enter() {
+			// It came and cannot be read; nothing behind it can be, either.
+			select {
+			case batches <- sessionBatch{err: reason.WithOutcome(err, reason.NotCommitted)}:
+			case <-ctx.Done():
+			}
+		}
 		if err != nil {
 			return // half-closed, or gone: what was queued is answered
 		}

@@ -39,6 +39,22 @@ func newChains(s *Service) *chains {
 	}
 }
 
+// share makes a call once for all who want it at the same time. It lasts as long
+// as the service runs, not as long as the first caller; each waits for it as long
+// as it wants.
+func (c *chains) share(ctx context.Context, key string, call func(context.Context) (any, error)) (any, error) {
+	running := ctx
+	if c.svc != nil {
+		running = c.svc.running
+	}
+	select {
+	case res := <-c.calls.DoChan(key, func() (any, error) { return call(running) }):
+		return res.Val, res.Err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 // failures are counted by tries, not by the shards that try at once.
 type failures struct {
 	count int
@@ -90,7 +106,8 @@ func (c *chains) cut(ctx context.Context, via chainwriterpb.ChainWriterServiceCl
 			return 0, err
 		}
 	}
-	v, err, _ := c.calls.Do("seal/"+chain, func() (any, error) {
+	v, err := c.share(ctx, "seal/"+chain, func(ctx context.Context) (any, error) {
+		c.svc.log.InfoContext(ctx, "seals a chain whose writer is gone or has ended it", "chain", chain, "writer", record.GetWriterAddress())
 		res, err := via.Seal(ctx, &chainwriterpb.SealRequest{ChainId: chain})
 		if err != nil {
 			return stream.Slot(0), err
@@ -114,7 +131,7 @@ func (c *chains) absorb(ctx context.Context, w chainwriterpb.ChainWriterServiceC
 		if done {
 			return nil
 		}
-		_, err, _ := c.calls.Do("absorb/"+chain, func() (any, error) { return nil, c.absorbWanted(ctx, w, chain) })
+		_, err := c.share(ctx, "absorb/"+chain, func(ctx context.Context) (any, error) { return nil, c.absorbWanted(ctx, w, chain) })
 		if err != nil {
 			return err
 		}
@@ -124,7 +141,11 @@ func (c *chains) absorb(ctx context.Context, w chainwriterpb.ChainWriterServiceC
 func (c *chains) absorbWanted(ctx context.Context, w chainwriterpb.ChainWriterServiceClient, chain string) error {
 	c.mu.Lock()
 	to := c.wanted[chain]
+	done := c.absorbed[chain] >= to // by a call that ended just now
 	c.mu.Unlock()
+	if done {
+		return nil
+	}
 	res, err := w.AbsorbTo(ctx, &chainwriterpb.AbsorbToRequest{ChainId: chain, To: uint64(to)})
 	if err != nil {
 		return err
@@ -163,7 +184,7 @@ func (c *chains) record(ctx context.Context, chain string, absorbed stream.Slot)
 	if r != nil && stream.Slot(r.GetAbsorbedTo()) >= absorbed && (absorbed > 0 || r.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN) {
 		return r, nil
 	}
-	v, err, _ := c.calls.Do("record/"+chain, func() (any, error) {
+	v, err := c.share(ctx, "record/"+chain, func(ctx context.Context) (any, error) {
 		r, _, err := c.svc.index.GetChain(ctx, chain)
 		return r, err
 	})

@@ -34,10 +34,13 @@ func (s *Service) Fetch(ctx context.Context, req *sequencerpb.FetchRequest) (*se
 	var fixed *stream.Seq
 	for {
 		res, start, changed, err := st.fetch(req, fixed)
-		if err != nil {
-			return nil, err
+		// That a position is beyond the tail is an answer from memory, too.
+		if err == nil || reason.Is(err, reason.BeyondTail) {
+			if err := s.strong(); err != nil {
+				return nil, err
+			}
 		}
-		if err := s.strong(); err != nil {
+		if err != nil {
 			return nil, err
 		}
 		if len(res.GetPieces()) > 0 || res.GetState().GetSealed() || req.GetWaitMs() == 0 {

@@ -44,14 +44,21 @@ const (
 	quietPatience = 2 * time.Second
 	// takePatience is how long a handoff may take from its second step on.
 	takePatience = 10 * time.Second
+	// unfitLeases is for how many leases nothing moves to a node that did not take
+	// what it was given, and a node declines a shard that did not recover there.
+	unfitLeases = 10
 	// settledLeases is for how many leases a life must be known, and a shard be
 	// led, before the shard moves there for balance alone: nodes that come and go
 	// move nothing.
 	settledLeases = 2
 )
 
-// errStays means that a shard is not handed over now; nothing has changed.
-var errStays = errors.New("the shard stays")
+var (
+	// errStays means that a shard is not handed over now; nothing has changed.
+	errStays = errors.New("the shard stays")
+	// errNotQuiet means that a shard recovers here because storage is slow.
+	errNotQuiet = errors.New("what is under way is not decided in time")
+)
 
 // rebalance hands over, few at a time, the shards that fall to others. It does
 // not wait; the next look begins where this one ends.
@@ -83,18 +90,30 @@ func (s *Service) leaving(peers map[string]peer) []*shard {
 		serves, since := sh.held && sh.serving.Load(), sh.since
 		sh.mu.Unlock()
 		now := s.now()
-		if serves && (s.draining.Load() || now.Sub(since) > settled && now.Sub(to.since) > settled) {
+		if serves && (s.draining.Load() || !s.unfit(to.node) && now.Sub(since) > settled && now.Sub(to.since) > settled) {
 			out = append(out, sh)
 		}
 	}
 	return out
 }
 
+// unfit reports whether a node did not take what it was given, not long ago.
+func (s *Service) unfit(node string) bool {
+	since, ok := s.unfitNodes.Load(node)
+	return ok && s.now().Sub(since.(time.Time)) < unfitLeases*s.lease.ttl
+}
+
 // handOver hands shards over, each to the peer that ranks first for it. A peer
-// that declines is not asked again in this round.
+// that declines, or does not take what it was given, is not asked again in this
+// round.
 func (s *Service) handOver(ctx context.Context, leaving []*shard, peers map[string]peer) {
 	others := maps.Clone(peers)
 	delete(others, s.cfg.NodeID)
+	for node := range others {
+		if s.unfit(node) && len(others) > 1 {
+			delete(others, node)
+		}
+	}
 	var mu sync.Mutex // guards others
 	var moves sync.WaitGroup
 	defer moves.Wait()
@@ -123,7 +142,7 @@ func (s *Service) handOver(ctx context.Context, leaving []*shard, peers map[stri
 			if err != nil && ctx.Err() == nil {
 				s.log.InfoContext(ctx, "shard not handed over", "shard", sh.number, "to", to.node, "err", err)
 			}
-			if errors.Is(err, errStays) {
+			if err != nil && !errors.Is(err, errNotQuiet) {
 				mu.Lock()
 				delete(others, to.node)
 				mu.Unlock()
@@ -137,7 +156,6 @@ func (s *Service) handOver(ctx context.Context, leaving []*shard, peers map[stri
 func (s *Service) handOverAll(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.StopTimeout/2)
 	defer cancel()
-	s.draining.Store(true)
 	if s.cfg.FormerLivesDead || !s.lease.valid() {
 		return // no other life, or nothing may be said
 	}
@@ -170,12 +188,16 @@ func (s *Service) handOff(ctx context.Context, sh *shard, to peer) error {
 	if !sh.suspend() {
 		return nil // it recovers, or another has it
 	}
-	// What is begun is finished, also by a stop.
-	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), min(takePatience, s.cfg.StopTimeout/2))
+	// What is begun is finished, also by a stop, which shortens it.
+	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), takePatience)
 	defer cancel()
+	defer context.AfterFunc(s.stopping, func() { time.AfterFunc(time.Until(s.stopsBy())-s.cfg.StopTimeout/4, cancel) })()
 	if err := sh.quiet(ctx, quietPatience); err != nil {
 		s.startRecovery(sh)
 		return err
+	}
+	if l := sh.presentLink(); l != nil {
+		l.leave(sh.number, epoch) // nothing is committed beside what follows
 	}
 	record, version, err := sh.leave(to.address)
 	if err == nil {
@@ -189,7 +211,8 @@ func (s *Service) handOff(ctx context.Context, sh *shard, to peer) error {
 	taken := sh.released(record, to.address)
 	res, err := successor.TakeShard(ctx, &sequencerpb.TakeShardRequest{Shard: uint32(sh.number), Epoch: uint64(epoch)})
 	if err != nil {
-		// Not twice: placement may have begun to take it back.
+		s.unfitNodes.Store(to.node, s.now())
+		sh.notTaken(record)
 		if s.running.Err() == nil && sh.startTaking() {
 			s.startTakeover(sh)
 		}
@@ -217,7 +240,7 @@ func (sh *shard) quiet(ctx context.Context, patience time.Duration) error {
 		select {
 		case <-changed:
 		case <-over.C:
-			return fmt.Errorf("what is under way was not decided in %s", patience)
+			return errNotQuiet
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -270,6 +293,22 @@ func (sh *shard) released(record *indexpb.Shard, to string) func(stream.Epoch) {
 	return seen
 }
 
+// notTaken takes back what released said of the next epoch: who reads the record
+// must not be told that it is old.
+func (sh *shard) notTaken(record *indexpb.Shard) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if !sh.held && sh.record.GetEpoch() == record.GetEpoch()+1 && sh.record.GetHolderLife() == "" {
+		sh.record = record
+	}
+}
+
+func (sh *shard) presentLink() *link {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	return sh.link
+}
+
 // startTaking reports whether the caller is to take the shard: nobody does.
 func (sh *shard) startTaking() bool {
 	sh.mu.Lock()
@@ -277,7 +316,7 @@ func (sh *shard) startTaking() bool {
 	if sh.held || sh.taking {
 		return false
 	}
-	sh.taking = true
+	sh.taking, sh.from = true, sh.record.GetEpoch()
 	return true
 }
 
@@ -305,10 +344,16 @@ func (s *Service) OfferShard(ctx context.Context, req *sequencerpb.OfferShardReq
 	case !s.lease.valid():
 		return nil, declined("no valid lease")
 	}
+	sh.mu.Lock()
+	gaveUp := sh.gaveUp
+	sh.mu.Unlock()
+	if !gaveUp.IsZero() && s.now().Sub(gaveUp) < unfitLeases*s.lease.ttl {
+		return nil, declined("it did not recover here")
+	}
 	if _, err := s.links.get(ctx); err != nil {
 		return nil, declined("no chain-writer: " + err.Error())
 	}
-	sh.expect(s.now().Add(expectFor))
+	sh.expect(req.GetEpoch(), s.now().Add(expectFor))
 	return &sequencerpb.OfferShardResponse{}, nil
 }
 

@@ -65,10 +65,13 @@ func (l *lease) renewed(sent time.Time) {
 	l.mu.Unlock()
 }
 
-func (l *lease) lastSent() time.Time {
+// sinceSent is how long the last successful renewal is ago, by the clock that
+// went further: the monotonic one stands still in a suspended machine.
+func (l *lease) sinceSent() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.sent
+	now := l.now()
+	return max(now.Sub(l.sent), now.Round(0).Sub(l.sent.Round(0)))
 }
 
 func (l *lease) isLost() bool {
@@ -119,10 +122,12 @@ func (s *Service) keepLease(ctx context.Context, held func()) error {
 			// Another ended this life; or an own renewal landed whose reply was lost,
 			// or the index judged by an old read. Lives do not come back, so that it
 			// is over can not be an old read.
-			row, v, gerr := s.index.GetLife(ctx, l.life.String())
+			call, cancel := context.WithTimeout(ctx, l.ttl/3)
+			row, v, gerr := s.index.GetLife(call, l.life.String())
+			cancel()
 			over := gerr == nil && row.GetState() != indexpb.LifeState_LIFE_STATE_LIVE
 			// Nor can that it is gone, so long after it was there: see forgetLives.
-			over = over || catalog.IsNotFound(gerr) && version != catalog.Absent && l.now().Sub(l.lastSent()) > lifeKept/2
+			over = over || catalog.IsNotFound(gerr) && version != catalog.Absent && l.sinceSent() > lifeKept/2
 			if over {
 				l.end()
 				return fmt.Errorf("life %s: %w", l.life, errDeposed)

@@ -70,6 +70,10 @@ func TestNothingIsAnsweredFromMemoryWithoutALease(t *testing.T) {
 		if res, err := l.Fetch(t.Context(), &sequencerpb.FetchRequest{Stream: key(d), MaxBytes: 1 << 20}); !reason.Is(err, reason.NoLeader) {
 			t.Errorf("fetched %v, %v", res, err)
 		}
+		beyond := &sequencerpb.FetchRequest{Stream: key(d), MaxBytes: 1 << 20, Start: &sequencerpb.FetchRequest_Seq{Seq: 7}}
+		if _, err := l.Fetch(t.Context(), beyond); !reason.Is(err, reason.NoLeader) {
+			t.Errorf("beyond the tail: %v", err)
+		}
 		if _, err := l.trim(d, 0); !reason.Is(err, reason.NoLeader) {
 			t.Errorf("a trim that changes nothing: %v", err)
 		}

@@ -90,6 +90,8 @@ func (s *Service) placeOnce(ctx context.Context, taking *sync.WaitGroup) (census
 		return census{}, fmt.Errorf("list lives: %w", err)
 	}
 	peers := s.placeable(ctx, &lives)
+	_, self := peers[s.cfg.NodeID]
+	s.others.Store(len(peers) > 1 || !self)
 	var vacant []*shard
 	for _, sh := range s.shards {
 		record := records[sh.number]
@@ -143,7 +145,13 @@ func (s *Service) placeOnce(ctx context.Context, taking *sync.WaitGroup) (census
 
 // falls reports whether a shard that this life does not hold is to be taken by it.
 func (s *Service) falls(ctx context.Context, lives *census, peers map[string]peer, n stream.Shard, record *indexpb.Shard) (bool, error) {
-	if record.GetState() != indexpb.ShardState_SHARD_STATE_RELEASED {
+	if record.GetState() == indexpb.ShardState_SHARD_STATE_RELEASED {
+		// Who let it go does not come first: it drains, or could not recover it.
+		if by := lives.live[record.GetHolderLife()].node; by != "" && len(peers) > 1 {
+			peers = maps.Clone(peers)
+			delete(peers, by)
+		}
+	} else {
 		if record.GetHolderLife() == s.lease.life.String() {
 			// A shard that this life let go because of an old read is still its own:
 			// nobody else would take it.

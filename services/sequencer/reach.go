@@ -20,7 +20,7 @@ type route struct {
 }
 
 // find looks for the life that writes an open chain. It is gone if it is not
-// registered, if another life answers in its place, or if neither this node nor
+// registered and does not answer, since discovery may have lost its state; if another life answers in its place, or if neither this node nor
 // a second one reaches it. That only this one does not proves nothing: it may be
 // this one that is cut off, and sealing would disturb all who write to the chain.
 // An error means that it is not known yet.
@@ -38,11 +38,8 @@ func (c *chains) find(ctx context.Context, record *indexpb.Chain) (route, error)
 			others = append(others, n)
 		}
 	}
-	if !registered {
-		return route{}, nil
-	}
 	// All shards of the chain ask at once.
-	v, err, _ := c.calls.Do("find/"+record.GetChainId(), func() (any, error) {
+	v, err := c.share(ctx, "find/"+record.GetChainId(), func(ctx context.Context) (any, error) {
 		w, err := c.svc.writerOf(record.GetWriterAddress())
 		if err != nil {
 			return route{}, err
@@ -54,6 +51,8 @@ func (c *chains) find(ctx context.Context, record *indexpb.Chain) (route, error)
 			return routeTo(res, record, w, ""), nil
 		case reason.Code(err) == codes.Unimplemented:
 			return route{writer: w}, nil // an older version; the fence tells
+		case !registered && ctx.Err() == nil:
+			return route{}, nil
 		}
 		if ctx.Err() != nil || c.failed(record.GetChainId()) < writerFailures {
 			return route{}, err

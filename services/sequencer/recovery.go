@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/discovery"
@@ -51,6 +52,7 @@ type recovery struct {
 
 	record   *indexpb.Shard
 	version  int64
+	claimed  *indexpb.Shard // as this run claimed it, all bindings in it
 	oldEpoch stream.Epoch
 	// found holds the coordinates of pending entries that are committed.
 	found map[*entry]piece
@@ -67,7 +69,8 @@ func (s *Service) recover(ctx context.Context, sh *shard) {
 		case err == nil:
 			s.metrics.recovered(ctx, s.now().Sub(started))
 			s.log.DebugContext(ctx, "leads shard", "shard", sh.number, "epoch", r.record.GetEpoch(), "chain", r.next.chain.String())
-			s.hint(ctx, r.record)
+			// Whoever waits for the shard must not wait for discovery, too.
+			s.work.Go(func() { s.hint(s.running, r.record) })
 			return
 		case errors.Is(err, errLost), s.lease.isLost():
 			sh.drop(r.record)
@@ -77,11 +80,50 @@ func (s *Service) recover(ctx context.Context, sh *shard) {
 			return
 		}
 		s.sayWaiting(ctx, r, err)
+		if s.gaveUp(ctx, r, s.now().Sub(started)) {
+			return
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(jittered(pause)):
 		}
 	}
+}
+
+// stuckLeases is for how many leases a recovery may fail before the shard is
+// given to others: what keeps it may be this node's alone.
+const stuckLeases = 4
+
+// gaveUp gives a shard away that does not recover here, if there is somebody to
+// take it. What was sent and not decided is UNKNOWN then. It reports whether this
+// life is done with the shard.
+func (s *Service) gaveUp(ctx context.Context, r *recovery, took time.Duration) bool {
+	if !s.others.Load() || took < stuckLeases*s.lease.ttl && !s.draining.Load() {
+		return false
+	}
+	sh := r.shard
+	sh.mu.Lock()
+	from, version, held := r.claimed, r.version, sh.held
+	if from == nil {
+		from, version = sh.record, sh.version
+	}
+	sh.mu.Unlock()
+	if !held {
+		// Not even claimed: placement looks at it again.
+		sh.drop(nil)
+		return true
+	}
+	next := proto.CloneOf(from)
+	next.State = indexpb.ShardState_SHARD_STATE_RELEASED
+	if _, err := s.index.PutShard(ctx, next, version); err != nil {
+		return false // the next try finds out what became of it
+	}
+	s.log.WarnContext(ctx, "a shard does not recover here and is given to others", "shard", sh.number, "step", string(r.step))
+	sh.mu.Lock()
+	sh.gaveUp = s.now()
+	sh.mu.Unlock()
+	sh.drop(next)
+	return true
 }
 
 // sayEvery is how often one cause of waiting is logged: hundreds of shards wait
@@ -174,10 +216,11 @@ func (r *recovery) claim(ctx context.Context) error {
 		// Lost to another, or a stale read: the next run reads again.
 		return err
 	}
-	r.record, r.version = cur, version
+	// What others see of it is not what the next steps change.
+	r.record, r.version, r.claimed = cur, version, proto.CloneOf(cur)
 	r.shard.mu.Lock()
 	r.shard.held, r.shard.recovering = true, true
-	r.shard.record, r.shard.version = cur, version
+	r.shard.record, r.shard.version = r.claimed, version
 	r.shard.mu.Unlock()
 	return nil
 }
@@ -199,7 +242,7 @@ func (r *recovery) cut(ctx context.Context) error {
 
 // absorb: see stepAbsorb. Chains in which the shard has no entry are unbound.
 func (r *recovery) absorb(ctx context.Context) error {
-	kept := r.record.GetBindings()[:0]
+	var kept []*indexpb.Binding // the next try begins with all of them
 	for _, b := range r.record.GetBindings() {
 		if b.GetCut() > 0 {
 			if err := r.svc.chains.absorb(ctx, r.next.writer, b.GetChainId(), stream.Slot(b.GetCut())); err != nil {
@@ -222,13 +265,19 @@ func (r *recovery) absorb(ctx context.Context) error {
 func (r *recovery) settle(ctx context.Context) error {
 	r.found = map[*entry]piece{}
 	r.shard.mu.Lock()
+	l := r.shard.link
+	r.shard.mu.Unlock()
+	if l != nil {
+		// A link that is not broken must not commit beside what follows.
+		l.leave(r.shard.number, r.oldEpoch)
+	}
+	r.shard.mu.Lock()
 	sent := make([]*entry, 0, len(r.shard.pending))
 	for _, e := range r.shard.pending {
 		if e.sent {
 			sent = append(sent, e)
 		}
 	}
-	l := r.shard.link
 	r.shard.mu.Unlock()
 	if len(sent) == 0 || l == nil {
 		return nil

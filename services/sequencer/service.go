@@ -60,11 +60,16 @@ type Service struct {
 	evicted     atomic.Int64 // when appends last had idle streams leave for room, Unix nanoseconds
 	sessions    atomic.Int64
 	draining    atomic.Bool
+	others      atomic.Bool   // there are other nodes that shards fall to
+	unfitNodes  sync.Map      // node -> time.Time: when it did not take what it was given
 	wake        chan struct{} // has placement look at once; capacity 1
 	rebalancing atomic.Bool
 
-	running context.Context // ends when the service stops serving
-	stop    context.CancelFunc
+	stopping  context.Context // ends when a stop begins
+	beginStop context.CancelFunc
+	stopBegan atomic.Pointer[time.Time]
+	running   context.Context // ends when the service stops serving
+	stop      context.CancelFunc
 	// admitting ends with running, or before it when a stop begins: see stop.go.
 	admitting    context.Context
 	endAdmitting context.CancelFunc
@@ -106,6 +111,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s.links, s.chains = newLinks(s), newChains(s)
 	// Both contexts exist before Run, so that an early request waits, not panics.
+	s.stopping, s.beginStop = context.WithCancel(context.Background())
 	s.running, s.stop = context.WithCancel(context.Background())
 	s.admitting, s.endAdmitting = context.WithCancel(s.running)
 	s.notReady("starting")
@@ -139,6 +145,7 @@ func (s *Service) LifeID() stream.LifeID { return s.lease.life }
 // dead by another: the process should start again as a new life.
 func (s *Service) Run(ctx context.Context) error {
 	defer s.stop()
+	defer s.beginStop()
 	constellation, err := s.openConstellation(ctx)
 	if err != nil {
 		return nil //nolint:nilerr // ctx ended before the index answered
@@ -174,9 +181,13 @@ func (s *Service) Run(ctx context.Context) error {
 		endPlacing()
 		placed.Wait()
 	case <-ctx.Done():
+		began := time.Now()
+		s.stopBegan.Store(&began)
+		s.draining.Store(true)
+		s.beginStop()
+		s.reportReady()
 		endPlacing()
 		placed.Wait()
-		s.notReady("stopping")
 		// Order: shards are handed over while others live, so that their streams
 		// hardly pause; of those that stay nothing new is taken, or the next step
 		// would never end under load; what is under way is answered, while the lease
@@ -222,6 +233,10 @@ func (s *Service) openConstellation(ctx context.Context) (*indexpb.Constellation
 func (s *Service) reportReady() {
 	s.readyMu.Lock()
 	defer s.readyMu.Unlock()
+	if s.stopping.Err() != nil {
+		s.notReady("stopping")
+		return
+	}
 	waiting, serving := 0, 0
 	for _, sh := range s.shards {
 		sh.mu.Lock()
@@ -262,9 +277,12 @@ func (s *Service) startRecovery(sh *shard) {
 	})
 }
 
+// stopsBy is when what is under way must be over, once a stop has begun.
+func (s *Service) stopsBy() time.Time { return s.stopBegan.Load().Add(s.cfg.StopTimeout) }
+
 // settleDown waits, up to the stop timeout, until nothing is under way.
 func (s *Service) settleDown() {
-	deadline := time.NewTimer(s.cfg.StopTimeout)
+	deadline := time.NewTimer(time.Until(s.stopsBy()))
 	defer deadline.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

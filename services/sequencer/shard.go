@@ -30,16 +30,20 @@ type shard struct {
 	taking     bool      // a takeover is under way, or about to begin
 	quieting   bool      // a handoff waits until nothing is under way
 	since      time.Time // when this life began to lead it
-	expected   time.Time // until when another may hand it over
-	looked     time.Time // when the record was read for those who ask a stranger
-	epoch      stream.Epoch
-	record     *indexpb.Shard // as last written by this life, or last seen
-	version    int64
-	link       *link
-	next       stream.EntryNo
-	pending    []*entry // numbered and not committed, in order; sent in that order
-	streams    map[stream.ID]*openStream
-	opening    map[stream.ID]*opening
+	// A takeover is about to begin while the record's epoch is not above from;
+	// another may hand the shard over until expected, while it is not above offered.
+	from, offered uint64
+	expected      time.Time
+	gaveUp        time.Time // when it was given away because it did not recover here
+	looked        time.Time // when the record was read for those who ask a stranger
+	epoch         stream.Epoch
+	record        *indexpb.Shard // as last written by this life, or last seen
+	version       int64
+	link          *link
+	next          stream.EntryNo
+	pending       []*entry // numbered and not committed, in order; sent in that order
+	streams       map[stream.ID]*openStream
+	opening       map[stream.ID]*opening
 	// committedTo is one more than the newest slot of the present chain with a
 	// committed entry of the shard.
 	committedTo stream.Slot
@@ -191,8 +195,9 @@ func (sh *shard) ownEpoch() stream.Epoch {
 
 func (sh *shard) setTaking(is bool) {
 	sh.mu.Lock()
+	defer sh.mu.Unlock()
 	sh.taking = is
-	sh.mu.Unlock()
+	sh.signalLocked() // those who wait may have to ask elsewhere
 }
 
 // signalLocked wakes those who wait for the shard to change.
@@ -223,40 +228,48 @@ func (sh *shard) ready(ctx context.Context) error {
 		}
 		err, coming, changed := sh.notLeaderLocked(), sh.comingLocked(), sh.changed
 		sh.mu.Unlock()
-		if !coming && sh.look(ctx) {
+		if sh.look(ctx) {
 			continue
 		}
 		if !coming && reason.Is(err, reason.NotLeader) {
 			return err
 		}
+		if !coming && over == nil {
+			over = time.NewTimer(strangerPatience)
+			defer over.Stop()
+		}
+		// What is coming may go elsewhere instead, which only the record tells.
+		again := time.NewTimer(strangerPatience)
 		var patience <-chan time.Time
 		if !coming {
-			if over == nil {
-				over = time.NewTimer(strangerPatience)
-				defer over.Stop()
-			}
 			patience = over.C
 		}
 		select {
 		case <-changed:
+		case <-again.C:
 		case <-patience:
+			again.Stop()
 			return err
 		case <-ctx.Done():
+			again.Stop()
 			return err
 		}
+		again.Stop()
 	}
 }
 
 // comingLocked reports whether this life is about to serve the shard.
 func (sh *shard) comingLocked() bool {
-	return sh.held || sh.taking || sh.svc.now().Before(sh.expected)
+	epoch := sh.record.GetEpoch()
+	return sh.held || sh.taking && epoch <= sh.from || epoch <= sh.offered && sh.svc.now().Before(sh.expected)
 }
 
-// expect has requests wait for a shard that is about to be handed over.
-func (sh *shard) expect(until time.Time) {
+// expect has requests wait for a shard that is about to be handed over by who
+// leads it under an epoch.
+func (sh *shard) expect(epoch uint64, until time.Time) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	sh.expected = until
+	sh.offered, sh.expected = epoch, until
 	sh.signalLocked()
 	time.AfterFunc(until.Sub(sh.svc.now()), func() {
 		sh.mu.Lock()
@@ -265,12 +278,12 @@ func (sh *shard) expect(until time.Time) {
 	})
 }
 
-// look reads the record of a shard that another leads, so that who asks here is
-// sent the right way; false if that was done just now, or nothing is new.
+// look reads the record of a shard that is not held here, so that who asks is sent
+// the right way; false if that was done just now, or nothing is new.
 func (sh *shard) look(ctx context.Context) bool {
 	now := sh.svc.now()
 	sh.mu.Lock()
-	due := now.Sub(sh.looked) >= lookApart
+	due := !sh.held && now.Sub(sh.looked) >= lookApart
 	if due {
 		sh.looked = now
 	}

@@ -118,6 +118,7 @@ type leader struct {
 	wire    *wire
 	appends novapb.AppendServiceClient
 	stop    func()
+	cancel  func()        // begins a stop
 	ended   chan struct{} // closed when Run has returned, with err
 	err     error
 }
@@ -140,6 +141,7 @@ func (w *world) start(cfg Config) *leader {
 		defer close(l.ended)
 		l.err = l.Run(ctx)
 	}()
+	l.cancel = cancel
 	l.stop = sync.OnceFunc(func() {
 		w.writer.release()
 		cancel()

@@ -35,7 +35,7 @@ func main() {
 				}
 				cfg.NodeID, cfg.Address, cfg.Zone = p.ID(s.Service), address, s.Zone
 				return chainwriter.New(cfg, chainwriter.Deps{
-					Objects: store, Index: p.Index, Log: p.Log, Meter: p.ServiceMeter(s.Service), Tracer: p.ServiceTracer(s.Service),
+					Objects: store, Index: p.Index, Conns: p.Pool, Log: p.Log, Meter: p.ServiceMeter(s.Service), Tracer: p.ServiceTracer(s.Service),
 				})
 			})
 		},
