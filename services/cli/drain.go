@@ -34,7 +34,7 @@ If no other sequencer could take the shards, drain says so and exits with 1. The
 node is draining then, and hands them over as soon as there is one: --wait, if it
 is given, waits for that. --wait=false waits for nothing.
 
-NODE is an id as fleet shows it.`,
+NODE is an id as fleet shows it; that of a process will do if it holds one service.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d := &draining{app: a, node: args[0], stubborn: cmd.Flags().Changed("wait")}
@@ -70,6 +70,7 @@ func (d *draining) run(ctx context.Context, wait bool) error {
 	defer done()
 	begin, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	d.node = nodeNamed(begin, c, d.node)
 	if _, err := c.Admin.DrainNode(begin, &novapb.DrainNodeRequest{NodeId: d.node}); err != nil {
 		return err
 	}

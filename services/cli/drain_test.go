@@ -122,3 +122,20 @@ func TestDrainOfANodeThatComesBack(t *testing.T) {
 	twoSequencers(w) // nobody is draining
 	b.wants(t, 1, "", "n1 is not draining any more")
 }
+
+// A process with one service is a node by its own name, too.
+func TestNodesNamedByTheirProcess(t *testing.T) {
+	w := begin(t)
+	w.SetFleet([]*novapb.Node{
+		{NodeId: "p1.reader", Service: "reader", Address: "one:1"},
+		{NodeId: "p2.reader", Service: "reader", Address: "two:1"},
+		{NodeId: "p2.cache", Service: "cache", Address: "two:1"},
+	})
+	if out := w.must(t, "", "node", "drain", "p1"); out != "p1.reader is drained: it leads no shard\n" {
+		t.Errorf("%q", out)
+	}
+	if out := w.must(t, "", "node", "undrain", "p1"); out != "p1.reader takes work again\n" {
+		t.Errorf("%q", out)
+	}
+	w.start(t, "node", "drain", "p2").wants(t, 1, "", "p2")
+}
