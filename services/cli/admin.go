@@ -149,31 +149,42 @@ func eachShard(ctx context.Context, c *client.Client, f func(*novapb.ShardInfo) 
 	}
 }
 
+// eachChain calls f with every chain, oldest first.
+func eachChain(ctx context.Context, c *client.Client, f func(*novapb.ChainInfo) error) error {
+	for after := ""; ; {
+		res, err := c.Admin.ListChains(ctx, &novapb.ListChainsRequest{StartAfter: after})
+		if err != nil {
+			return err
+		}
+		for _, ch := range res.GetChains() {
+			after = ch.GetChainId()
+			if err := f(ch); err != nil {
+				return err
+			}
+		}
+		if !res.GetHasMore() || len(res.GetChains()) == 0 {
+			return nil
+		}
+	}
+}
+
 func (a *app) chainCommand() *cobra.Command {
 	return group("chain", "show chains", &cobra.Command{Use: "list", Short: "list the chains, oldest first", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 		return a.call(cmd, func(ctx context.Context, c *client.Client) error {
 			rows := [][]string{{"CHAIN", "STATE", "CUT", "ABSORBED", "SETTLED", "WRITER"}}
-			for after := ""; ; {
-				res, err := c.Admin.ListChains(ctx, &novapb.ListChainsRequest{StartAfter: after})
-				if err != nil {
-					return err
+			err := eachChain(ctx, c, func(ch *novapb.ChainInfo) error {
+				if a.output == "json" {
+					return a.show(view(ch), nil)
 				}
-				for _, ch := range res.GetChains() {
-					after = ch.GetChainId()
-					if a.output == "json" {
-						if err := a.show(view(ch), nil); err != nil {
-							return err
-						}
-					}
-					cut := "-"
-					if ch.GetState() != "open" {
-						cut = fmt.Sprint(ch.GetCut())
-					}
-					rows = append(rows, []string{ch.GetChainId(), ch.GetState(), cut, fmt.Sprint(ch.GetAbsorbedTo()), fmt.Sprint(ch.GetSettledTo()), ch.GetAddress()})
+				cut := "-"
+				if ch.GetState() != "open" {
+					cut = fmt.Sprint(ch.GetCut())
 				}
-				if !res.GetHasMore() || len(res.GetChains()) == 0 {
-					break
-				}
+				rows = append(rows, []string{ch.GetChainId(), ch.GetState(), cut, fmt.Sprint(ch.GetAbsorbedTo()), fmt.Sprint(ch.GetSettledTo()), ch.GetAddress()})
+				return nil
+			})
+			if err != nil {
+				return err
 			}
 			if a.output != "json" {
 				table(a.Out, rows...)

@@ -26,11 +26,11 @@ chain-writer gets no new ones to write for; readers, caches, indexes and gateway
 are called only where there is no other. Nothing is refused meanwhile, and the
 node goes on serving until it is stopped. fleet shows which nodes are draining.
 
-drain waits until the node leads no shard. Nodes other than sequencers lead none.
-An interrupt ends the wait; the node goes on draining until undrain, or until its
+drain waits until a sequencer leads no shard, or no shard is written through a
+chain-writer; for other nodes there is nothing to wait for. An interrupt ends the wait; the node goes on draining until undrain, or until its
 process is started again.
 
-If no other sequencer could take the shards, drain says so and exits with 1. The
+If no other node could take the shards, drain says so and exits with 1. The
 node is draining then, and hands them over as soon as there is one: --wait, if it
 is given, waits for that. --wait=false waits for nothing.
 
@@ -41,7 +41,7 @@ NODE is an id as fleet shows it; that of a process will do if it holds one servi
 			return d.run(cmd.Context(), wait)
 		},
 	}
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the node leads no shard; given: also while nobody could take them")
+	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the node has no shard; given: also while nobody could take them")
 	return cmd
 }
 
@@ -50,8 +50,9 @@ type draining struct {
 	*app
 
 	node     string
-	stubborn bool   // waits although nobody could take the shards
-	address  string // of the node, "" until it is known
+	stubborn bool         // waits although nobody could take the shards
+	address  string       // of the node, "" until it is known
+	service  atomic.Value // string: what the node does
 	left     atomic.Int64
 }
 
@@ -94,10 +95,34 @@ func (d *draining) run(ctx context.Context, wait bool) error {
 	case err != nil:
 		return err
 	}
-	return d.show(map[string]any{"node": d.node, "draining": true, "shards": 0}, func(w io.Writer) { fmt.Fprintln(w, d.node, "is drained: it leads no shard") })
+	return d.show(map[string]any{"node": d.node, "draining": true, "shards": 0}, func(w io.Writer) { fmt.Fprintln(w, d.node, d.end()) })
 }
 
-func (d *draining) line() string { return fmt.Sprintf("%s leads %d shards", d.node, d.left.Load()) }
+func (d *draining) does() discovery.Service {
+	s, _ := d.service.Load().(string)
+	return discovery.Service(s)
+}
+
+func (d *draining) line() string {
+	return fmt.Sprintf("%s %s %d shards", d.node, d.verb(), d.left.Load())
+}
+
+func (d *draining) verb() string {
+	if d.does() == discovery.ChainWriter {
+		return "writes for"
+	}
+	return "leads"
+}
+
+func (d *draining) end() string {
+	switch d.does() {
+	case discovery.Sequencer:
+		return "is drained: it leads no shard"
+	case discovery.ChainWriter:
+		return "is drained: it writes for no shard"
+	}
+	return "is draining"
+}
 
 // await looks until the node leads no shard.
 func (d *draining) await(ctx context.Context, c *client.Client) error {
@@ -130,33 +155,60 @@ func (d *draining) look(ctx context.Context, c *client.Client) (done bool, err e
 	if err != nil {
 		return false, err
 	}
-	others := 0
+	alike := map[string]int{} // that could take work, by service
 	for _, n := range fleet.GetNodes() {
 		switch {
 		case n.GetNodeId() == d.node && !n.GetDraining():
 			return true, fmt.Errorf("%s is not draining any more: its process was started again, or another undrained it", d.node)
 		case n.GetNodeId() == d.node:
 			d.address = n.GetAddress()
-		case n.GetService() == string(discovery.Sequencer) && !n.GetDraining():
-			others++
+			d.service.Store(n.GetService())
+		case !n.GetDraining():
+			alike[n.GetService()]++
 		}
 	}
 	if d.address == "" {
 		return true, fmt.Errorf("%s is gone: discovery does not see it any more", d.node)
 	}
-	left := int64(0)
-	err = eachShard(ctx, c, func(s *novapb.ShardInfo) error {
-		if s.GetLeader() == d.address && (s.GetState() == "serving" || s.GetState() == "recovering") {
-			left++
-		}
-		return nil
-	})
+	left, err := d.count(ctx, c)
 	if err != nil {
 		return false, err
 	}
 	d.left.Store(left)
-	if left > 0 && others == 0 && !d.stubborn {
-		return true, fmt.Errorf("%s is draining, but leads %d shards that nobody else can take: there is no other sequencer that is not draining; it goes on serving them", d.node, left)
+	if left > 0 && alike[string(d.does())] == 0 && !d.stubborn {
+		return true, fmt.Errorf("%s is draining, but %s %d shards that nobody else can take: there is no other %s that is not draining; it goes on serving them", d.node, d.verb(), left, d.does())
 	}
 	return left == 0, nil
+}
+
+// count returns how many shards the node leads, or are written through it.
+func (d *draining) count(ctx context.Context, c *client.Client) (n int64, err error) {
+	switch d.does() {
+	case discovery.Sequencer:
+		err = eachShard(ctx, c, func(s *novapb.ShardInfo) error {
+			if s.GetLeader() == d.address && (s.GetState() == "serving" || s.GetState() == "recovering") {
+				n++
+			}
+			return nil
+		})
+		return n, err
+	case discovery.ChainWriter:
+		own := map[string]bool{}
+		if err := eachChain(ctx, c, func(chain *novapb.ChainInfo) error {
+			if chain.GetAddress() == d.address && chain.GetState() == "open" {
+				own[chain.GetChainId()] = true
+			}
+			return nil
+		}); err != nil {
+			return 0, err
+		}
+		err = eachShard(ctx, c, func(s *novapb.ShardInfo) error {
+			if ids := s.GetChainIds(); len(ids) > 0 && s.GetState() != "vacant" && own[ids[len(ids)-1]] {
+				n++
+			}
+			return nil
+		})
+		return n, err
+	}
+	return 0, nil
 }

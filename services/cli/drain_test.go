@@ -67,7 +67,7 @@ func TestDrainWaitsForShards(t *testing.T) {
 	if out := w.must(t, "", "node", "drain", "n1", "-o", "json"); out != `{"draining":true,"node":"n1","shards":0}`+"\n" {
 		t.Errorf("again: %q", out)
 	}
-	if out := w.must(t, "", "node", "drain", "r1"); out != "r1 is drained: it leads no shard\n" {
+	if out := w.must(t, "", "node", "drain", "r1"); out != "r1 is draining\n" {
 		t.Errorf("a reader: %q", out)
 	}
 	if out := w.must(t, "", "node", "undrain", "n1"); out != "n1 takes work again\n" {
@@ -131,11 +131,33 @@ func TestNodesNamedByTheirProcess(t *testing.T) {
 		{NodeId: "p2.reader", Service: "reader", Address: "two:1"},
 		{NodeId: "p2.cache", Service: "cache", Address: "two:1"},
 	})
-	if out := w.must(t, "", "node", "drain", "p1"); out != "p1.reader is drained: it leads no shard\n" {
+	if out := w.must(t, "", "node", "drain", "p1"); out != "p1.reader is draining\n" {
 		t.Errorf("%q", out)
 	}
 	if out := w.must(t, "", "node", "undrain", "p1"); out != "p1.reader takes work again\n" {
 		t.Errorf("%q", out)
 	}
 	w.start(t, "node", "drain", "p2").wants(t, 1, "", "p2")
+}
+
+// A chain-writer is drained when no shard is written through it: the last chain
+// of a shard is its present one.
+func TestDrainOfAChainWriter(t *testing.T) {
+	w := begin(t)
+	nodes := []*novapb.Node{
+		{NodeId: "w1", Service: "chain-writer", Address: "127.0.0.1:2"}, // of chain c
+		{NodeId: "w2", Service: "chain-writer", Address: "two:1"},
+	}
+	shard := func(chains ...string) *novapb.ShardInfo {
+		return &novapb.ShardInfo{Epoch: 1, State: "serving", Leader: "one:1", ChainIds: chains}
+	}
+	w.SetFleet(nodes, shard("a", "c"), shard("c", "b"), shard())
+	w.notices = time.Millisecond
+	b := w.start(t, "node", "drain", "w1")
+	eventually(t, "it waits", func() bool { return strings.Contains(b.err.String(), "nova: waiting: w1 writes for 1 shards\n") })
+	nodes[0].Draining = true
+	w.SetFleet(nodes, shard("c", "d"), shard("c", "b"))
+	b.wants(t, 0, "w1 is drained: it writes for no shard\n", "")
+	w.SetFleet(nodes[:1], shard("c"))
+	w.start(t, "node", "drain", "w1").wants(t, 1, "", "w1 is draining, but writes for 1 shards that nobody else can take: there is no other chain-writer")
 }

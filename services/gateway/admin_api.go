@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/nova-stream/nova/libs/discovery"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
@@ -25,7 +27,8 @@ func (s *Service) GetFleet(ctx context.Context, _ *novapb.GetFleetRequest) (*nov
 	for _, service := range discovery.Services() {
 		nodes, err := s.registry.Nodes(ctx, service)
 		if err != nil {
-			return nil, err
+			s.log.WarnContext(ctx, "discovery does not answer", "err", err)
+			return nil, reason.New(codes.Unavailable, reason.NodeUnavailable, "discovery does not answer, so that nodes cannot be found")
 		}
 		for _, n := range nodes {
 			out.Nodes = append(out.Nodes, &novapb.Node{

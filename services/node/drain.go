@@ -129,7 +129,7 @@ func (c *control) set(ctx context.Context, id string, draining bool) error {
 		return err
 	}
 	c.steering.set(draining)
-	c.process.Log.InfoContext(ctx, "draining changed", "node", id, "draining", draining)
+	c.process.Log.InfoContext(ctx, "draining changed", "id", id, "draining", draining)
 	waiting, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
 	if err := c.steering.await(waiting); err != nil && ctx.Err() == nil {

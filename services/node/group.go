@@ -179,8 +179,12 @@ func (g *Group) Ready() error {
 	if g.ending.Load() {
 		return errors.New("stopping")
 	}
+	members := g.all()
+	if len(members) == 0 {
+		return errors.New("starting")
+	}
 	var errs []error
-	for _, m := range g.all() {
+	for _, m := range members {
 		if err := m.ready(); err != nil {
 			errs = append(errs, err)
 		}

@@ -72,7 +72,7 @@ func (c *Config) Flags(f *config.Flags) {
 // sequencerFlags declares what nova-sequencer does too.
 func sequencerFlags(f *config.Flags, c *sequencer.Config) {
 	f.Duration(&c.LeaseTTL, "lease-ttl", 10*time.Second, "how long others wait for a silent sequencer before they take its shards")
-	f.Uint32(&c.Weight, "weight", 1, "share of the shards that this node leads, next to the weights of others")
+	f.Uint32(&c.Weight, "weight", 1, "share of the shards that this node leads, next to the weights of others; 1 to 1000")
 	f.Uint32(&c.Shards, "shards", 256, "number of shards of a deployment that is new; later it never changes")
 	f.MiB(&c.PoolBytes, "append-pool-mib", 256, "MiB of appends under way")
 	f.MiB(&c.TailWindowBytes, "tail-window-mib", 128, "MiB of recent records kept for readers")
@@ -91,7 +91,7 @@ func chainWriterFlags(f *config.Flags, c *chainwriter.Config) {
 
 // Check completes and validates.
 func (c *Config) Check() error {
-	if err := errors.Join(c.Settings.Check(), c.Public.Check()); err != nil {
+	if err := errors.Join(c.Settings.Check(), c.Public.Check(), c.Sequencer.Check()); err != nil {
 		return err
 	}
 	meta, objects := c.Metastore.Oxia != "", c.Objects.S3.Bucket != ""
@@ -128,8 +128,7 @@ func (c *Config) place() {
 
 func (c *Config) checkBudgets() error {
 	const (
-		minLease = time.Second
-		minPool  = 16 << 20 // bytes: several of the largest batches
+		minPool = 16 << 20 // bytes: several of the largest batches
 	)
 	for _, b := range []struct {
 		flag  string
@@ -148,8 +147,6 @@ func (c *Config) checkBudgets() error {
 	switch {
 	case c.ChainWriter.Lanes > chain.MaxLanes:
 		return fmt.Errorf("--put-lanes must be at most %d", chain.MaxLanes)
-	case c.Sequencer.LeaseTTL < minLease:
-		return fmt.Errorf("--lease-ttl must be at least %s", minLease)
 	case c.Sequencer.PoolBytes < minPool:
 		return fmt.Errorf("--append-pool-mib must be at least %d", minPool>>20)
 	case c.ChainWriter.PoolBytes < minPool:

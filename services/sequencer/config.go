@@ -2,6 +2,7 @@ package sequencer
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -51,6 +52,21 @@ type Config struct {
 	AdmissionTimeout time.Duration
 	// IdleStream is how long an unused stream stays in memory, default 10 min.
 	IdleStream time.Duration
+}
+
+// Check refuses settings that make no sense, by the names of their flags.
+func (c Config) Check() error {
+	const (
+		minLease, maxLease = time.Second, 24 * time.Hour
+		maxWeight          = 1000
+	)
+	switch {
+	case c.LeaseTTL < minLease || c.LeaseTTL > maxLease:
+		return fmt.Errorf("--lease-ttl must be %s to %s", minLease, maxLease)
+	case c.Weight < 1 || c.Weight > maxWeight:
+		return fmt.Errorf("--weight must be 1 to %d", maxWeight)
+	}
+	return nil
 }
 
 func (c Config) withDefaults() Config {

@@ -173,6 +173,9 @@ type census struct {
 func (s *Service) lives(ctx context.Context) (census, error) {
 	c := census{live: map[string]peer{}, over: map[string]int64{}}
 	seen := map[string]watchedLife{}
+	// Who could not look has not watched: after an outage of the metastore, in which
+	// nobody could renew, everybody gets a whole lease to do so.
+	unwatched := s.now().Sub(s.lookedAt) > s.lease.ttl/2
 	err := s.index.EachLife(ctx, func(l *indexpb.Life, version int64) error {
 		id := l.GetLifeId()
 		if l.GetState() != indexpb.LifeState_LIFE_STATE_LIVE {
@@ -188,7 +191,7 @@ func (s *Service) lives(ctx context.Context) (census, error) {
 		if !ok {
 			w.first = s.now()
 		}
-		if !ok || w.renewals != l.GetRenewals() {
+		if !ok || unwatched || w.renewals != l.GetRenewals() {
 			w.renewals, w.since = l.GetRenewals(), s.now()
 		}
 		p.since = w.first
@@ -212,7 +215,7 @@ func (s *Service) lives(ctx context.Context) (census, error) {
 		return nil
 	})
 	if err == nil {
-		s.watched = seen
+		s.watched, s.lookedAt = seen, s.now()
 	}
 	return c, err
 }

@@ -190,3 +190,30 @@ func TestCommitOfAnotherEpochIsNotTaken(t *testing.T) {
 func commitOf(epoch stream.Epoch, no uint64) *chainwriterpb.Commit {
 	return &chainwriterpb.Commit{Epoch: uint64(epoch), EntryNo: no, At: &chainwriterpb.Coordinates{ChainId: make([]byte, 16)}}
 }
+
+// While the metastore is down nobody can renew, and nobody has watched: when it is
+// back, everybody gets a whole lease before anyone is declared dead.
+func TestAnOutageOfTheMetastoreKillsNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		a := w.lead(Config{})
+		b := w.start(Config{})
+		b.SetDraining(true)
+		time.Sleep(time.Minute)
+		epoch := a.epoch()
+		for range 5 {
+			a.rows.SetOutage(true)
+			b.rows.SetOutage(true)
+			time.Sleep(90 * time.Second)
+			b.rows.SetOutage(false) // that the other is a little later must not matter
+			time.Sleep(time.Second)
+			a.rows.SetOutage(false)
+			time.Sleep(30 * time.Second)
+		}
+		if !serves(a)() || a.epoch() != epoch || a.strong() != nil {
+			t.Errorf("the leader was deposed: epoch %d, then %d", epoch, a.epoch())
+		}
+		a.stop()
+		b.stop()
+	})
+}

@@ -116,7 +116,13 @@ func (l *link) run(commit func(*chainwriterpb.Commit), fenced func(stream.Shard,
 	err := l.receive(commit, fenced)
 	l.fail(err)
 	<-done
-	return err
+	return l.failure() // what was first
+}
+
+func (l *link) failure() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
 }
 
 func (l *link) isBroken() bool {

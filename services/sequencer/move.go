@@ -7,7 +7,10 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/reason"
 )
 
 // How a sequencer leaves a chain-writer that works: because it drains, or because
@@ -54,6 +57,12 @@ func (ls *links) watch() {
 		if l == nil {
 			continue
 		}
+		if ls.gone(ctx, l) {
+			// Its connection may take long to notice. Its shards recover, which decides
+			// by itself what becomes of the chain.
+			l.fail(errGone)
+			continue
+		}
 		balance := !s.now().Before(settled)
 		if balance {
 			settled = s.now().Add(jittered(settledLinks * s.lease.ttl))
@@ -77,6 +86,20 @@ func (ls *links) present() *link {
 		return l
 	}
 	return nil
+}
+
+// errGone ends a link to a writer that hangs, or whose machine is gone.
+var errGone = errors.New("the chain-writer is not registered any more and does not answer")
+
+// gone reports whether the link's writer is not registered, while others are, and
+// does not answer either.
+func (ls *links) gone(ctx context.Context, l *link) bool {
+	nodes, err := ls.svc.chainWriters(ctx)
+	if err != nil || len(nodes) == 0 || slices.ContainsFunc(nodes, func(n discovery.Node) bool { return n.Address == l.address }) {
+		return false
+	}
+	_, err = probe(ctx, l.writer)
+	return err != nil && reason.Code(err) != codes.Unimplemented && ctx.Err() == nil
 }
 
 // better returns the chain-writers to move to and why, or no reason to move.

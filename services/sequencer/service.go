@@ -38,6 +38,8 @@ type Service struct {
 
 	lease   *lease
 	watched map[string]watchedLife // by lives only
+	// lookedAt is when lives last saw all; by lives only.
+	lookedAt time.Time
 	// vacant is since when shards that fall to others are seen without a holder;
 	// placement's only.
 	vacant map[stream.Shard]time.Time

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/nova-stream/nova/libs/config"
@@ -20,14 +21,14 @@ func main() {
 		Flags: func(f *config.Flags) {
 			s.Flags(f, 7783, 7883)
 			f.Duration(&cfg.LeaseTTL, "lease-ttl", 10*time.Second, "how long others wait for a silent sequencer before they take its shards")
-			f.Uint32(&cfg.Weight, "weight", 1, "share of the shards that this node leads, next to the weights of others")
+			f.Uint32(&cfg.Weight, "weight", 1, "share of the shards that this node leads, next to the weights of others; 1 to 1000")
 			f.Uint32(&cfg.Shards, "shards", 256, "number of shards of a deployment that is new; later it never changes")
 			f.MiB(&cfg.PoolBytes, "append-pool-mib", 256, "MiB of appends under way")
 			f.MiB(&cfg.TailWindowBytes, "tail-window-mib", 128, "MiB of recent records kept for readers")
 			f.MiB(&cfg.CoordinateBytes, "coordinates-mib", 256, "MiB of places of records that are not settled yet")
 			f.Int(&cfg.MaxSessions, "max-producer-sessions", 4096, "append sessions open at once")
 		},
-		Check: s.Check,
+		Check: func() error { return errors.Join(s.Check(), cfg.Check()) },
 		Run: func(ctx context.Context) error {
 			return s.Run(ctx, func(_ context.Context, p *node.Process, address string) (node.Part, error) {
 				cfg.NodeID, cfg.Address, cfg.Zone = p.ID(s.Service), address, s.Zone
