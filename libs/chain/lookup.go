@@ -20,6 +20,8 @@ const (
 	// wholeBytes is how large a directory is read at once and kept whole; of a
 	// larger one the index is kept.
 	wholeBytes = 256 << 10
+	// directoriesAtOnce is how many directories are read in parallel for one lookup.
+	directoriesAtOnce = 16
 	// blocksAtOnce is how many streams are looked up in parallel.
 	blocksAtOnce = 16
 )
@@ -52,7 +54,7 @@ func (s *Store) Lookup(ctx context.Context, c stream.ChainID, shard stream.Shard
 	if err != nil {
 		return fail(err)
 	}
-	var out []directory.Located
+	var of []*indexpb.Directory
 	covered := from
 	for _, row := range rows {
 		if row.GetTo() <= uint64(covered) {
@@ -62,23 +64,27 @@ func (s *Store) Lookup(ctx context.Context, c stream.ChainID, shard stream.Shard
 			break
 		}
 		covered = stream.Slot(row.GetTo())
-		if !slices.Contains(row.GetShards(), uint32(shard)) {
-			continue
-		}
-		found, err := s.lookupIn(ctx, row, ids)
-		if err != nil {
-			return fail(err)
-		}
-		for _, e := range found {
-			if e.At.Slot >= from && e.At.Slot < to {
-				out = append(out, e)
-			}
+		if slices.Contains(row.GetShards(), uint32(shard)) {
+			of = append(of, row)
 		}
 	}
 	if covered < to {
 		return fail(fmt.Errorf("slot %d: %w", covered, ErrVanished))
 	}
-	return out, nil
+	found := make([][]directory.Located, len(of))
+	group, gctx := errgroup.WithContext(ctx)
+	group.SetLimit(directoriesAtOnce)
+	for i, row := range of {
+		group.Go(func() (err error) {
+			found[i], err = s.lookupIn(gctx, row, ids)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return fail(err)
+	}
+	outside := func(e directory.Located) bool { return e.At.Slot < from || e.At.Slot >= to }
+	return slices.DeleteFunc(slices.Concat(found...), outside), nil
 }
 
 func (s *Store) lookupIn(ctx context.Context, row *indexpb.Directory, ids []stream.ID) ([]directory.Located, error) {
@@ -120,7 +126,7 @@ func (s *Store) openDirectory(ctx context.Context, row *indexpb.Directory) (*ope
 			return err
 		})
 		if err == nil {
-			d.Reader, err = directory.Parse(o.Body)
+			d.Reader, err = directory.InMemory(o.Body)
 			d.weight = uint32(base + len(o.Body))
 		}
 	} else if d.Reader, err = directory.Open(size, s.blockReader(row.GetObject())); err == nil {

@@ -248,14 +248,21 @@ func exactly(read func(offset, length int64) ([]byte, error), offset, length int
 	return b, nil
 }
 
-// Parse opens a directory that is wholly in memory and verifies all of it.
-func Parse(b []byte) (*Reader, error) {
-	r, err := Open(int64(len(b)), func(offset, length int64) ([]byte, error) {
+// InMemory opens a directory that is wholly in memory. Like Open it verifies the
+// index, and a stream's entries when they are asked for: damage to those of one
+// stream is none to others.
+func InMemory(b []byte) (*Reader, error) {
+	return Open(int64(len(b)), func(offset, length int64) ([]byte, error) {
 		if offset < 0 || length < 0 || offset > int64(len(b))-length {
 			return nil, fmt.Errorf("%w: range %d+%d of %d", ErrCorrupt, offset, length, len(b))
 		}
 		return b[offset : offset+length], nil
 	})
+}
+
+// Parse is InMemory, and verifies all of it.
+func Parse(b []byte) (*Reader, error) {
+	r, err := InMemory(b)
 	if err != nil {
 		return nil, err
 	}

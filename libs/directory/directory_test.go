@@ -290,3 +290,28 @@ func TestNewerVersionIsNotCorrupt(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// Damage to the entries of one stream is none to others: a directory in memory is
+// not refused as a whole.
+func TestDamageIsOfOneStream(t *testing.T) {
+	b := NewBuilder(testChain, 0)
+	f := footer(t, 0, chunkEntry(t, 1, 1, 0, idOf(0), 0), chunkEntry(t, 1, 1, 1, idOf(1), 0))
+	for i := range f.Entries {
+		b.Add(0, &f.Entries[i])
+	}
+	body := b.Finish(1)
+	body[preamble+1] ^= 1 // in the first stream's entries
+	r, err := InMemory(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Stream(idOf(0)); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("the damaged stream: %v", err)
+	}
+	if found, err := r.Stream(idOf(1)); err != nil || len(found) != 1 {
+		t.Errorf("the other one: %v, %v", found, err)
+	}
+	if _, err := Parse(body); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("all of it: %v", err)
+	}
+}

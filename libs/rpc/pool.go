@@ -157,18 +157,24 @@ func (p *Pool) observed(c grpc.ClientConnInterface) grpc.ClientConnInterface {
 	return grpchan.InterceptClientConn(c, interceptors.UnaryClientInterceptor(p.obs), interceptors.StreamClientInterceptor(p.obs))
 }
 
+// innerWindow is how many bytes another service may send on one stream before
+// they are read.
+const innerWindow = 1 << 20
+
 func (p *Pool) dial(target string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if p.cfg.TLS != nil {
 		creds = credentials.NewTLS(p.cfg.TLS)
 	}
 	c, err := grpc.NewClient(target, append(append(wire.DialOptions(), more...),
+		// A stream whose own caller does not read must not hold much here.
+		grpc.WithInitialWindowSize(innerWindow),
 		grpc.WithTransportCredentials(creds),
 		grpc.WithUnaryInterceptor(interceptors.UnaryClientInterceptor(p.obs)),
 		grpc.WithStreamInterceptor(interceptors.StreamClientInterceptor(p.obs)),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(p.cfg.MaxRecv)),
 		grpc.WithIdleTimeout(p.cfg.Idle),
-		// A node that came back is found within two seconds.
+		// A node that came back is found within a second.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: 3 * time.Second,

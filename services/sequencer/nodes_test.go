@@ -45,3 +45,20 @@ func TestNodesAreRememberedWhileDiscoveryIsDown(t *testing.T) {
 		t.Errorf("none: %v, %v", nodes, err)
 	}
 }
+
+// One that leads nothing yet knows whom to write to, should discovery be down when
+// it must take over.
+func TestASpareKnowsTheChainWriters(t *testing.T) {
+	w := newWorld(t)
+	w.lead(Config{})
+	spare := w.start(Config{})
+	spare.SetDraining(true)
+	eventually(t, "it knows them", func() bool {
+		spare.nodes.mu.Lock()
+		defer spare.nodes.mu.Unlock()
+		return len(spare.nodes.last[discovery.ChainWriter]) > 0
+	})
+	if spare.links.present() != nil {
+		t.Error("it writes already")
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 
 	"github.com/nova-stream/nova/libs/bundle"
@@ -108,6 +109,9 @@ func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Ep
 	}
 }
 
+// lookupsAtOnce is how many chains are looked into in parallel for one stream.
+const lookupsAtOnce = 4
+
 // readInto rebuilds a stream from its head and the absorbed part of every chain
 // the shard is bound to, and returns the head. The order is what makes it right
 // (architecture 5): the chains are absorbed as far as they may hold entries of
@@ -143,18 +147,22 @@ func (sh *shard) readInto(ctx context.Context, st *openStream, epoch stream.Epoc
 		st.verdict(errQuarantined(id, record.GetPins()))
 		return record, nil
 	}
-	var located []*chainwriterpb.LocatedEntry
+	found := make([][]*chainwriterpb.LocatedEntry, len(bindings))
+	group, gctx := errgroup.WithContext(ctx)
+	group.SetLimit(lookupsAtOnce)
 	for i, b := range bindings {
 		if ends[i] == 0 || st.assigned.Deleted {
 			continue
 		}
-		found, err := sh.lookupOwn(ctx, l, b.GetChainId(), id, ends[i])
-		if err != nil {
-			return record, err
-		}
-		located = append(located, found...)
+		group.Go(func() (err error) {
+			found[i], err = sh.lookupOwn(gctx, l, b.GetChainId(), id, ends[i])
+			return err
+		})
 	}
-	if err := st.fold(located); err != nil {
+	if err := group.Wait(); err != nil {
+		return record, err
+	}
+	if err := st.fold(slices.Concat(found...)); err != nil {
 		return record, err
 	}
 	// That there is no descriptor may be an old read; whether the stream is

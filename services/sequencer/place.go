@@ -203,6 +203,9 @@ func (s *Service) placeable(ctx context.Context, lives *census) map[string]peer 
 	nodes, err := s.nodes.of(ctx, discovery.Sequencer)
 	if err != nil {
 		s.log.DebugContext(ctx, "who is draining is not known", "err", err)
+	} else if _, err := s.nodes.of(ctx, discovery.ChainWriter); err != nil {
+		// One that leads nothing yet must know whom to write to when discovery is down.
+		s.log.DebugContext(ctx, "the chain-writers are not known", "err", err)
 	}
 	active := maps.Clone(all)
 	for _, n := range nodes {
