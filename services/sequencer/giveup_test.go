@@ -11,6 +11,7 @@ import (
 
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/metastore/fault"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
@@ -311,4 +312,44 @@ func TestBindingsSurviveAFailedAbsorption(t *testing.T) {
 			t.Errorf("binding %d is of chain %s, not %s", i, b.GetChainId(), want[i])
 		}
 	}
+}
+
+// While a shard recovers because its chain is lost, what was committed is read
+// from memory; before it is given away that ends (I4).
+func TestReadsWhileAShardRecovers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		l, c := w.leadOver(Config{})
+		next := w.start(Config{})
+		next.SetDraining(true)
+		eventually(t, "the other lives", func() bool { return next.lease.valid() })
+		d := w.stream(nil)
+		l.append(batch(d, "a"), 0, 1)
+		st, _ := l.numbered(batch(d))
+		var last error // what the stream's state was at the last change of the shard's row
+		l.rows.Script(fault.Rule{Op: fault.Put, Prefix: "shard/", Hook: func(context.Context, fault.Op, string) error {
+			st.mu.Lock()
+			defer st.mu.Unlock()
+			_, last = st.stateLocked()
+			return nil
+		}})
+		unreadable(c)
+		w.writer.disconnect()
+		time.Sleep(l.lease.ttl)
+		if serves(l)() {
+			t.Fatal("it does not recover")
+		}
+		if st := l.state(d); st.GetTail() != 1 {
+			t.Errorf("state %v", st)
+		}
+		next.SetDraining(false)
+		time.Sleep(stuckLeases * l.lease.ttl)
+		eventually(t, "the other leads", serves(next))
+		if last == nil {
+			t.Error("it still answered when it gave the shard away")
+		}
+		next.append(batch(d, "b"), 1, 2)
+		l.stop()
+		next.stop()
+	})
 }

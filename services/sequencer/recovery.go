@@ -113,6 +113,8 @@ func (s *Service) gaveUp(ctx context.Context, r *recovery, took time.Duration) b
 		sh.drop(nil)
 		return true
 	}
+	// Nothing is answered from memory any more before the record says so (I4).
+	sh.empty()
 	next := proto.CloneOf(from)
 	next.State = indexpb.ShardState_SHARD_STATE_RELEASED
 	if _, err := s.index.PutShard(ctx, next, version); err != nil {

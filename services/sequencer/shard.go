@@ -158,6 +158,16 @@ func (sh *shard) drop(record *indexpb.Shard) {
 	}
 }
 
+// empty has all streams leave; the shard stays held.
+func (sh *shard) empty() {
+	sh.mu.Lock()
+	streams := sh.clearLocked()
+	sh.mu.Unlock()
+	for _, st := range streams {
+		st.leave(errNoLeader(sh.number))
+	}
+}
+
 // clearLocked forgets all streams and returns them: they are to leave.
 func (sh *shard) clearLocked() map[stream.ID]*openStream {
 	streams := sh.streams

@@ -28,7 +28,27 @@ func (s *Service) openKey(ctx context.Context, key *sequencerpb.StreamKey) (*ope
 	if err != nil {
 		return nil, reason.Field("stream.stream_id", err.Error())
 	}
+	sh, err := s.shardOf(ctx, stream.Shard(key.GetShard()))
+	if err != nil {
+		return nil, err
+	}
+	if st := sh.inMemory(id); st != nil {
+		return st, nil
+	}
 	return s.openByID(ctx, id, stream.Shard(key.GetShard()))
+}
+
+// inMemory returns a sound stream that this life has open, nil if there is none. While
+// the shard recovers, its chain lost, what was committed is still so: nobody else
+// commits before the life is over, and the lease, which is looked at after the
+// state, says that it is not.
+func (sh *shard) inMemory(id stream.ID) *openStream {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if st := sh.streams[id]; sh.held && st != nil && st.broken == nil {
+		return st
+	}
+	return nil
 }
 
 // strong returns nil if what was read before the call may be answered: the

@@ -139,6 +139,20 @@ func (f *flows) move(when string) {
 	}
 }
 
+// answered waits until every index reaches its server again: appends need none.
+func (f *flows) answered() {
+	f.t.Helper()
+	const inTurn = 10 // of two indexes, called in turn
+	eventually(f.t, killPatience, func() error {
+		for range inTurn {
+			if _, err := f.c.streams.ListStreams(f.t.Context(), &novapb.ListStreamsRequest{Bucket: bucket}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // check ends the flows: all that was sent is stored, once, in order, and was
 // followed.
 func (f *flows) check() {
@@ -258,6 +272,7 @@ func TestKilledServices(t *testing.T) {
 				t.Fatal(err)
 			}
 			f.move("with " + name + " again")
+			f.answered()
 			f.check()
 			t.Logf("%s: got on after %v, %d records", name, gap.Round(time.Millisecond), f.sent)
 		})
