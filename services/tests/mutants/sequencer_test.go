@@ -202,4 +202,16 @@ var sequencerMutants = []mutant{
 		new: "now.Sub(since) > -settled && now.Sub(to.since) > -settled",
 		pkg: "services/sequencer", test: "TestShardsMoveToWhereTheyFall",
 	},
+	{
+		rule: "a shard is given away when nothing of it is in memory any more", invariant: "I4", file: "services/sequencer/recovery.go",
+		old: "\tsh.empty()\n",
+		new: "",
+		pkg: "services/sequencer", test: "TestReadsWhileAShardRecovers",
+	},
+	{
+		rule: "who could not look at the lives has not watched them", invariant: "I4", file: "services/sequencer/lease.go",
+		old: "if !ok || unwatched ||",
+		new: "if !ok || unwatched && !ok ||",
+		pkg: "services/sequencer", test: "TestAnOutageOfTheMetastoreKillsNobody",
+	},
 }

@@ -138,8 +138,8 @@ var streamMutants = []mutant{
 	},
 	{
 		rule: "a stream opens with the entries above its head", invariant: "I5", file: "services/sequencer/open.go",
-		old: "located = append(located, found...)",
-		new: "located = found[:0]",
+		old: "st.fold(slices.Concat(found...))",
+		new: "st.fold(slices.Concat(found[:0]...))",
 		pkg: "services/sequencer", test: "TestResendAfterEveryCrashIsStoredOnce",
 	},
 	{
