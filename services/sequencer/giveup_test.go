@@ -85,6 +85,7 @@ func TestANodeThatRecoversNothingIsFoundOut(t *testing.T) {
 		ds.running.Wait()
 		b, cb := w.startOver(Config{Weight: 1 << 30})
 		unreadable(cb)
+		eventually(t, "b knows the shards", func() bool { return b.shard() != nil })
 		least := 16
 		for began := time.Now(); time.Since(began) < 30*time.Minute; time.Sleep(time.Second) {
 			na, _ := a.at(w.writer.address)
@@ -123,10 +124,11 @@ func (s *slowHints) PutHint(ctx context.Context, h discovery.Hint) error {
 func TestSuccessorDiesWhileHintsHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		l := w.start(Config{})
-		slow := &slowHints{Registry: l.registry}
-		l.registry = slow
+		slow := &slowHints{Registry: w.registry}
 		slow.slow.Store(true)
+		w.discovery = slow
+		l := w.start(Config{})
+		w.discovery = nil
 		eventually(t, "leads", serves(l))
 		next := w.start(Config{})
 		eventually(t, "the successor lives", func() bool { return next.lease.valid() })

@@ -45,11 +45,13 @@ type world struct {
 	rows     *fault.Store
 	inproc   *rpc.Inproc
 	registry *local.Registry
-	pool     *rpc.Pool
-	writer   *writer
-	index    indexpb.IndexServiceClient
-	servers  int
-	streams  int
+	// discovery, if set, is what a sequencer that starts sees of it.
+	discovery Registry
+	pool      *rpc.Pool
+	writer    *writer
+	index     indexpb.IndexServiceClient
+	servers   int
+	streams   int
 }
 
 func newWorld(t testing.TB) *world {
@@ -132,7 +134,11 @@ func (w *world) start(cfg Config) *leader {
 	name := fmt.Sprint("sequencer", w.servers)
 	cfg.NodeID, cfg.Address, cfg.Shards = name, rpc.Scheme+name, 1
 	var err error
-	if l.Service, err = New(cfg, Deps{Index: w.newIndex(l.rows), Conns: l.wire, Registry: w.registry}); err != nil {
+	var registry Registry = w.registry
+	if w.discovery != nil {
+		registry = w.discovery
+	}
+	if l.Service, err = New(cfg, Deps{Index: w.newIndex(l.rows), Conns: l.wire, Registry: registry}); err != nil {
 		w.t.Fatal(err)
 	}
 	l.appends = novapb.NewAppendServiceClient(w.serve(name, l.Register))

@@ -89,6 +89,10 @@ type flows struct {
 func startFlows(t *testing.T) *flows {
 	t.Helper()
 	d := splitShape{}.start(t).(splitDeployment)
+	// A sequencer that could not renew its lease in an earlier test has ended.
+	if err := d.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	sdkClient, err := sdk.Dial(d.address(), sdk.Options{})
 	if err != nil {
 		t.Fatal(err)
