@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -35,7 +36,7 @@ func TestSoak(t *testing.T) {
 }
 
 // Every kind of process, or those that NOVA_SOAK_KINDS names with commas between,
-// is killed 20 times. The promise: a stream is silent for no longer than a lease
+// is killed NOVA_SOAK_ROUNDS times, 20 by default. The promise: a stream is silent for no longer than a lease
 // and two seconds.
 func TestSoakKills(t *testing.T) {
 	c := startSplit(t)
@@ -46,7 +47,13 @@ func TestSoakKills(t *testing.T) {
 	if named := os.Getenv("NOVA_SOAK_KINDS"); named != "" {
 		all = strings.Split(named, ",")
 	}
-	s := killRounds(t, 20, all)
+	rounds := 20
+	if text := os.Getenv("NOVA_SOAK_ROUNDS"); text != "" {
+		if rounds, err = strconv.Atoi(text); err != nil || rounds < 1 {
+			t.Fatalf("NOVA_SOAK_ROUNDS: %q is no number above 0", text)
+		}
+	}
+	s := killRounds(t, rounds, all)
 	t.Logf("\n%v", s)
 	for kind, took := range s {
 		for _, d := range took {
