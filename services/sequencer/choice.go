@@ -59,7 +59,7 @@ func (ls *links) choices(ctx context.Context, nodes []discovery.Node) []choice {
 	var asking sync.WaitGroup
 	for i, n := range nodes {
 		c := &out[i]
-		*c = choice{Node: n, draining: n.Meta["draining"] != "", foreign: s.cfg.Zone != "" && n.Zone != s.cfg.Zone, rank: rendezvous(s.cfg.NodeID, n.ID)}
+		*c = choice{Node: n, draining: n.Draining(), foreign: s.cfg.Zone != "" && n.Zone != s.cfg.Zone, rank: rendezvous(s.cfg.NodeID, n.ID)}
 		if len(nodes) == 1 {
 			break
 		}

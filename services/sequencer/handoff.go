@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
@@ -63,7 +64,7 @@ var (
 // rebalance hands over, few at a time, the shards that fall to others. It does
 // not wait; the next look begins where this one ends.
 func (s *Service) rebalance(ctx context.Context, peers map[string]peer, taking *sync.WaitGroup) {
-	if len(peers) == 0 || len(peers) == 1 && peers[s.cfg.NodeID].node != "" || !s.rebalancing.CompareAndSwap(false, true) {
+	if !s.others.Load() || !s.rebalancing.CompareAndSwap(false, true) {
 		return
 	}
 	leaving := s.leaving(peers)
@@ -208,17 +209,18 @@ func (s *Service) handOff(ctx context.Context, sh *shard, to peer) error {
 		s.startRecovery(sh)
 		return fmt.Errorf("release: %w", err)
 	}
-	taken := sh.released(record, to.address)
+	sh.released()
+	sh.ledBy(to.address, record.GetEpoch()+1)
 	res, err := successor.TakeShard(ctx, &sequencerpb.TakeShardRequest{Shard: uint32(sh.number), Epoch: uint64(epoch)})
 	if err != nil {
 		s.unfitNodes.Store(to.node, s.now())
 		sh.notTaken(record)
 		if s.running.Err() == nil && sh.startTaking() {
-			s.startTakeover(sh)
+			s.work.Go(func() { s.takeOver(s.running, sh) })
 		}
 		return fmt.Errorf("take: %w", err)
 	}
-	taken(stream.Epoch(res.GetEpoch()))
+	sh.ledBy(to.address, res.GetEpoch())
 	s.metrics.paused(ctx, s.now().Sub(began))
 	s.log.DebugContext(ctx, "handed over a shard", "shard", sh.number, "to", to.node, "epoch", res.GetEpoch())
 	return nil
@@ -260,12 +262,7 @@ func (sh *shard) leave(to string) (*indexpb.Shard, int64, error) {
 		sh.mu.Unlock()
 		return nil, 0, errors.New("the shard is not quiet")
 	}
-	next := &indexpb.Shard{
-		Shard: sh.record.GetShard(), Profile: sh.record.GetProfile(), Epoch: sh.record.GetEpoch(),
-		State: indexpb.ShardState_SHARD_STATE_RELEASED, HolderLife: sh.record.GetHolderLife(), HolderAddress: sh.record.GetHolderAddress(),
-		Bindings: sh.record.GetBindings(),
-	}
-	version := sh.version
+	next, version := givenUp(sh.record), sh.version
 	streams := sh.clearLocked()
 	sh.mu.Unlock()
 	why := errLedBy(to, next.GetEpoch()+1)
@@ -275,26 +272,32 @@ func (sh *shard) leave(to string) (*indexpb.Shard, int64, error) {
 	return next, version, nil
 }
 
-// released makes the shard another's. The function it returns takes the epoch
-// under which it is led now.
-func (sh *shard) released(record *indexpb.Shard, to string) func(stream.Epoch) {
-	seen := func(epoch stream.Epoch) {
-		sh.mu.Lock()
-		defer sh.mu.Unlock()
-		if !sh.held && uint64(epoch) >= sh.record.GetEpoch() {
-			sh.record = &indexpb.Shard{Shard: record.GetShard(), Epoch: uint64(epoch), HolderAddress: to}
-		}
-	}
-	sh.mu.Lock()
-	sh.held, sh.recovering = false, false
-	sh.signalLocked()
-	sh.mu.Unlock()
-	seen(stream.Epoch(record.GetEpoch()) + 1)
-	return seen
+// givenUp returns the record of a shard that its holder lets go under its epoch.
+func givenUp(record *indexpb.Shard) *indexpb.Shard {
+	next := proto.CloneOf(record)
+	next.State = indexpb.ShardState_SHARD_STATE_RELEASED
+	return next
 }
 
-// notTaken takes back what released said of the next epoch: who reads the record
-// must not be told that it is old.
+// released notes that the shard is not held here any more.
+func (sh *shard) released() {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.held, sh.recovering = false, false
+	sh.signalLocked()
+}
+
+// ledBy notes who leads the shard, for those who ask here.
+func (sh *shard) ledBy(address string, epoch uint64) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if !sh.held && epoch >= sh.record.GetEpoch() {
+		sh.record = &indexpb.Shard{Shard: uint32(sh.number), Epoch: epoch, HolderAddress: address}
+	}
+}
+
+// notTaken takes back what was said of the next epoch: who reads the record must
+// not be told that it is old.
 func (sh *shard) notTaken(record *indexpb.Shard) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -320,13 +323,11 @@ func (sh *shard) startTaking() bool {
 	return true
 }
 
-// startTakeover recovers a shard that was released; startTaking came before.
-func (s *Service) startTakeover(sh *shard) {
-	s.work.Go(func() {
-		s.recover(s.running, sh)
-		sh.setTaking(false)
-		s.reportReady()
-	})
+// takeOver recovers a shard that another held; startTaking came before.
+func (s *Service) takeOver(ctx context.Context, sh *shard) {
+	s.recover(ctx, sh)
+	sh.setTaking(false)
+	s.reportReady()
 }
 
 // OfferShard says whether this life would lead a shard.
@@ -367,7 +368,7 @@ func (s *Service) TakeShard(ctx context.Context, req *sequencerpb.TakeShardReque
 		return nil, errStopping()
 	}
 	if sh.startTaking() {
-		s.startTakeover(sh)
+		s.work.Go(func() { s.takeOver(s.running, sh) })
 	}
 	if err := sh.ready(ctx); err != nil {
 		return nil, err

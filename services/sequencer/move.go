@@ -57,7 +57,11 @@ func (ls *links) watch() {
 		if l == nil {
 			continue
 		}
-		if ls.gone(ctx, l) {
+		nodes, err := s.chainWriters(ctx)
+		if err != nil {
+			continue // nothing is known to move for
+		}
+		if ls.gone(ctx, l, nodes) {
 			// Its connection may take long to notice. Its shards recover, which decides
 			// by itself what becomes of the chain.
 			l.fail(errGone)
@@ -67,7 +71,7 @@ func (ls *links) watch() {
 		if balance {
 			settled = s.now().Add(jittered(settledLinks * s.lease.ttl))
 		}
-		better, why := ls.better(ctx, l, balance)
+		better, why := ls.better(ctx, l, nodes, balance)
 		if why == "" {
 			continue
 		}
@@ -93,21 +97,19 @@ var errGone = errors.New("the chain-writer is not registered any more and does n
 
 // gone reports whether the link's writer is not registered, while others are, and
 // does not answer either.
-func (ls *links) gone(ctx context.Context, l *link) bool {
-	nodes, err := ls.svc.chainWriters(ctx)
-	if err != nil || len(nodes) == 0 || slices.ContainsFunc(nodes, func(n discovery.Node) bool { return n.Address == l.address }) {
+func (ls *links) gone(ctx context.Context, l *link, nodes []discovery.Node) bool {
+	if len(nodes) == 0 || slices.ContainsFunc(nodes, func(n discovery.Node) bool { return n.Address == l.address }) {
 		return false
 	}
-	_, err = probe(ctx, l.writer)
+	_, err := probe(ctx, l.writer)
 	return err != nil && reason.Code(err) != codes.Unimplemented && ctx.Err() == nil
 }
 
 // better returns the chain-writers to move to and why, or no reason to move.
 // balance: being only worse than another is one.
-func (ls *links) better(ctx context.Context, l *link, balance bool) ([]choice, string) {
-	nodes, err := ls.svc.chainWriters(ctx)
+func (ls *links) better(ctx context.Context, l *link, nodes []discovery.Node, balance bool) ([]choice, string) {
 	i := slices.IndexFunc(nodes, func(n discovery.Node) bool { return n.Address == l.address })
-	if err != nil || i < 0 || len(nodes) < 2 || nodes[i].Meta["draining"] == "" && !balance {
+	if i < 0 || len(nodes) < 2 || !nodes[i].Draining() && !balance {
 		return nil, ""
 	}
 	order := ls.choices(ctx, nodes)

@@ -131,11 +131,7 @@ func (s *Service) placeOnce(ctx context.Context, taking *sync.WaitGroup) (census
 			continue // it was handed over meanwhile
 		}
 		// One that cannot recover must not keep the others, nor the next look.
-		taking.Go(func() {
-			s.recover(ctx, sh)
-			sh.setTaking(false)
-			s.reportReady()
-		})
+		taking.Go(func() { s.takeOver(ctx, sh) })
 	}
 	s.reportReady()
 	s.rebalance(ctx, peers, taking)
@@ -209,7 +205,7 @@ func (s *Service) placeable(ctx context.Context, lives *census) map[string]peer 
 	}
 	active := maps.Clone(all)
 	for _, n := range nodes {
-		if n.Meta["draining"] != "" {
+		if n.Draining() {
 			delete(active, n.ID)
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/nova-stream/nova/libs/rpc"
 	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
-	"github.com/nova-stream/nova/proto/gen/nova/v1"
 	"github.com/nova-stream/nova/services/index" //nolint:depguard // the real rules of the records are part of what is tested
 )
 
@@ -180,22 +179,7 @@ func (w *world) startOver(cfg Config) (*leader, *cable) {
 		w.t.Fatal(err)
 	}
 	conn := w.serve(fmt.Sprint("index", w.servers), rows.Register)
-	if l.Service, err = New(cfg, Deps{Index: indexpb.NewIndexServiceClient(cableConn{conn, out, ""}), Conns: out, Registry: w.registry}); err != nil {
-		w.t.Fatal(err)
-	}
-	l.appends = novapb.NewAppendServiceClient(w.serve(name, l.Register))
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() {
-		defer close(l.ended)
-		l.err = l.Run(ctx)
-	}()
-	l.stop = sync.OnceFunc(func() {
-		w.writer.release()
-		cancel()
-		<-l.ended
-		l.names.Close()
-	})
-	w.t.Cleanup(l.stop)
+	w.run(l, cfg, Deps{Index: indexpb.NewIndexServiceClient(cableConn{conn, out, ""}), Conns: out, Registry: w.registry})
 	return l, out
 }
 

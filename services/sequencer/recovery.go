@@ -115,8 +115,7 @@ func (s *Service) gaveUp(ctx context.Context, r *recovery, took time.Duration) b
 	}
 	// Nothing is answered from memory any more before the record says so (I4).
 	sh.empty()
-	next := proto.CloneOf(from)
-	next.State = indexpb.ShardState_SHARD_STATE_RELEASED
+	next := givenUp(from)
 	if _, err := s.index.PutShard(ctx, next, version); err != nil {
 		return false // the next try finds out what became of it
 	}
@@ -266,9 +265,7 @@ func (r *recovery) absorb(ctx context.Context) error {
 // settle: see stepSettle.
 func (r *recovery) settle(ctx context.Context) error {
 	r.found = map[*entry]piece{}
-	r.shard.mu.Lock()
-	l := r.shard.link
-	r.shard.mu.Unlock()
+	l := r.shard.presentLink()
 	if l != nil {
 		// A link that is not broken must not commit beside what follows.
 		l.leave(r.shard.number, r.oldEpoch)

@@ -133,15 +133,22 @@ func (w *world) start(cfg Config) *leader {
 	l.wire = &wire{pool: w.pool, dead: l.rows.Killed()}
 	name := fmt.Sprint("sequencer", w.servers)
 	cfg.NodeID, cfg.Address, cfg.Shards = name, rpc.Scheme+name, 1
-	var err error
 	var registry Registry = w.registry
 	if w.discovery != nil {
 		registry = w.discovery
 	}
-	if l.Service, err = New(cfg, Deps{Index: w.newIndex(l.rows), Conns: l.wire, Registry: registry}); err != nil {
+	w.run(l, cfg, Deps{Index: w.newIndex(l.rows), Conns: l.wire, Registry: registry})
+	return l
+}
+
+// run has a sequencer serve under its name and do its work until the test ends.
+func (w *world) run(l *leader, cfg Config, deps Deps) {
+	w.t.Helper()
+	var err error
+	if l.Service, err = New(cfg, deps); err != nil {
 		w.t.Fatal(err)
 	}
-	l.appends = novapb.NewAppendServiceClient(w.serve(name, l.Register))
+	l.appends = novapb.NewAppendServiceClient(w.serve(cfg.NodeID, l.Register))
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		defer close(l.ended)
@@ -155,7 +162,6 @@ func (w *world) start(cfg Config) *leader {
 		l.names.Close()
 	})
 	w.t.Cleanup(l.stop)
-	return l
 }
 
 // lead starts a sequencer and waits until it leads.

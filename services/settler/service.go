@@ -193,7 +193,7 @@ func justBefore(id stream.ChainID) stream.ChainID {
 func (s *Service) mine(chainID string) bool {
 	own := score(chainID, s.cfg.NodeID)
 	for _, n := range s.listing.nodes {
-		if n.ID != s.cfg.NodeID && n.Meta["draining"] == "" && score(chainID, n.ID) > own {
+		if n.ID != s.cfg.NodeID && !n.Draining() && score(chainID, n.ID) > own {
 			return false
 		}
 	}

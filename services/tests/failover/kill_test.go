@@ -84,7 +84,7 @@ func killRounds(t *testing.T, rounds int, kinds []string) silences {
 	t.Helper()
 	const streams, patience = 8, 2 * time.Minute
 	r := rand.New(rand.NewPCG(seed(t), 0))
-	c := startSplit(t)
+	c := split.For(t)
 	n := &splitNemesis{Constellation: c, doors: splitDoors(t, c)}
 	(&plan{patience: patience}).makeBucket(t, n.doors[0])
 	var pulses []*pulse

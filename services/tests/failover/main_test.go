@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if err := stopSplit(); err != nil {
+		if err := split.Stop(); err != nil {
 			fmt.Fprintln(os.Stderr, "stop the constellation:", err)
 		}
 		os.Exit(code)

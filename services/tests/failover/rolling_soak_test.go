@@ -102,7 +102,7 @@ func rates(flows []*flow) (all []float64, silence time.Duration) {
 // after the other, under a steady load: how much that costs.
 func TestSoakRollingRestart(t *testing.T) {
 	const patience = 2 * time.Minute
-	c := startSplit(t)
+	c := split.For(t)
 	doors := splitDoors(t, c)
 	(&plan{patience: patience}).makeBucket(t, doors[0])
 	sender, err := sdk.Dial(c.Endpoint("NOVA_ADDR"), sdk.Options{})

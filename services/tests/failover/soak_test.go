@@ -39,7 +39,7 @@ func TestSoak(t *testing.T) {
 // is killed NOVA_SOAK_ROUNDS times, 20 by default. The promise: a stream is silent for no longer than a lease
 // and two seconds.
 func TestSoakKills(t *testing.T) {
-	c := startSplit(t)
+	c := split.For(t)
 	all, err := kinds(c)
 	if err != nil {
 		t.Fatal(err)

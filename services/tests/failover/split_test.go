@@ -1,9 +1,7 @@
 package failover
 
 import (
-	"context"
 	"math/rand/v2"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,35 +12,7 @@ import (
 const splitLease = 3 * time.Second
 
 // split is the one constellation of separate processes that the tests share.
-var split = sync.OnceValues(func() (c *constellation.Constellation, err error) {
-	c, err = constellation.Start(context.Background(), "--lease-ttl", splitLease.String(), "--gateways", "2")
-	started = c
-	return c, err
-})
-
-var started *constellation.Constellation // by split
-
-// stopSplit is for TestMain.
-func stopSplit() error {
-	if started == nil {
-		return nil
-	}
-	return started.Stop()
-}
-
-func startSplit(t *testing.T) *constellation.Constellation {
-	t.Helper()
-	c, err := split()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(c.Said(3 << 10))
-		}
-	})
-	return c
-}
+var split = constellation.Shared{Flags: []string{"--lease-ttl", splitLease.String(), "--gateways", "2"}}
 
 // splitDoors opens both gateways.
 func splitDoors(t *testing.T, c *constellation.Constellation) []*door {
@@ -76,7 +46,7 @@ func TestSplitKeepsItsWord(t *testing.T) {
 func fightSplit(t *testing.T, p plan, length time.Duration) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed(t), 0))
-	c := startSplit(t)
+	c := split.For(t)
 	doors := splitDoors(t, c)
 	p.run(t, r, doors, &splitNemesis{Constellation: c, doors: doors}, length)
 	if p.report.of("append done") == 0 {

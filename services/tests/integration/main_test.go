@@ -13,7 +13,7 @@ func TestMain(m *testing.M) {
 		if dir, err := binaries(); err == nil {
 			_ = os.RemoveAll(dir)
 		}
-		if err := stopSplit(); err != nil {
+		if err := split.Stop(); err != nil {
 			fmt.Fprintln(os.Stderr, "stop the constellation:", err)
 		}
 		os.Exit(code)

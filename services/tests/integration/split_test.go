@@ -1,9 +1,7 @@
 package integration
 
 import (
-	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,22 +12,8 @@ import (
 const splitLease = 3 * time.Second
 
 // split is the one constellation of separate processes that all tests share,
-// each with a bucket of its own. It is started when first needed.
-var split = sync.OnceValues(func() (c *constellation.Constellation, err error) {
-	c, err = constellation.Start(context.Background(), "--lease-ttl", splitLease.String())
-	started = c
-	return c, err
-})
-
-var started *constellation.Constellation // by split
-
-// stopSplit is for TestMain.
-func stopSplit() error {
-	if started == nil {
-		return nil
-	}
-	return started.Stop()
-}
+// each with a bucket of its own.
+var split = constellation.Shared{Flags: []string{"--lease-ttl", splitLease.String()}}
 
 // splitShape is every service as processes of their own, over real servers.
 type splitShape struct{}
@@ -40,21 +24,7 @@ func (splitShape) start(t *testing.T) deployment {
 	splitBuckets++
 	bucket = fmt.Sprintf("tests-%d", splitBuckets)
 	t.Cleanup(func() { bucket = ownBucket })
-	return splitDeployment{startSplit(t)}
-}
-
-func startSplit(t *testing.T) *constellation.Constellation {
-	t.Helper()
-	c, err := split()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(c.Said(2 << 10))
-		}
-	})
-	return c
+	return splitDeployment{split.For(t)}
 }
 
 // splitDeployment is the shared constellation, of one test.
