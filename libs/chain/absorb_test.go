@@ -125,9 +125,11 @@ func TestClaimIsFinishedNotReplaced(t *testing.T) {
 	w := newWorld(t)
 	w.store(0, 3)
 	p := w.process()
-	p.rows.Script(metafault.Rule{Op: metafault.Put, Prefix: "due/", Hook: func(context.Context, metafault.Op, string) error {
-		p.rows.KillAt(1, metafault.Before)
-		return metafault.ErrKilled
+	// It dies at the directory's object: the claim and its marker, which go at
+	// once, are both there by then.
+	p.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Hook: func(context.Context, fault.Op, string) error {
+		p.objects.KillAt(1, fault.Before)
+		return fault.ErrKilled
 	}})
 	p.mortal()
 	if _, err := p.Absorb(p.ctx, w.chain); err == nil {
