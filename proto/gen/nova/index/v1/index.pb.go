@@ -1455,6 +1455,94 @@ func (x *ListDirectoriesResponse) GetHasMore() bool {
 	return false
 }
 
+type DeleteDirectoryRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ChainId       string                 `protobuf:"bytes,1,opt,name=chain_id,json=chainId,proto3" json:"chain_id,omitempty"`
+	From          uint64                 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteDirectoryRequest) Reset() {
+	*x = DeleteDirectoryRequest{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteDirectoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteDirectoryRequest) ProtoMessage() {}
+
+func (x *DeleteDirectoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteDirectoryRequest.ProtoReflect.Descriptor instead.
+func (*DeleteDirectoryRequest) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *DeleteDirectoryRequest) GetChainId() string {
+	if x != nil {
+		return x.ChainId
+	}
+	return ""
+}
+
+func (x *DeleteDirectoryRequest) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+type DeleteDirectoryResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteDirectoryResponse) Reset() {
+	*x = DeleteDirectoryResponse{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteDirectoryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteDirectoryResponse) ProtoMessage() {}
+
+func (x *DeleteDirectoryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteDirectoryResponse.ProtoReflect.Descriptor instead.
+func (*DeleteDirectoryResponse) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{30}
+}
+
 type GetHeadRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	StreamId string                 `protobuf:"bytes,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
@@ -1466,7 +1554,7 @@ type GetHeadRequest struct {
 
 func (x *GetHeadRequest) Reset() {
 	*x = GetHeadRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[29]
+	mi := &file_nova_index_v1_index_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1478,7 +1566,7 @@ func (x *GetHeadRequest) String() string {
 func (*GetHeadRequest) ProtoMessage() {}
 
 func (x *GetHeadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[29]
+	mi := &file_nova_index_v1_index_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1491,7 +1579,7 @@ func (x *GetHeadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetHeadRequest.ProtoReflect.Descriptor instead.
 func (*GetHeadRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{29}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetHeadRequest) GetStreamId() string {
@@ -1518,7 +1606,7 @@ type GetHeadResponse struct {
 
 func (x *GetHeadResponse) Reset() {
 	*x = GetHeadResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[30]
+	mi := &file_nova_index_v1_index_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1530,7 +1618,7 @@ func (x *GetHeadResponse) String() string {
 func (*GetHeadResponse) ProtoMessage() {}
 
 func (x *GetHeadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[30]
+	mi := &file_nova_index_v1_index_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1543,7 +1631,7 @@ func (x *GetHeadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetHeadResponse.ProtoReflect.Descriptor instead.
 func (*GetHeadResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{30}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetHeadResponse) GetHead() *Head {
@@ -1570,7 +1658,7 @@ type PutHeadRequest struct {
 
 func (x *PutHeadRequest) Reset() {
 	*x = PutHeadRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[31]
+	mi := &file_nova_index_v1_index_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +1670,7 @@ func (x *PutHeadRequest) String() string {
 func (*PutHeadRequest) ProtoMessage() {}
 
 func (x *PutHeadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[31]
+	mi := &file_nova_index_v1_index_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +1683,7 @@ func (x *PutHeadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutHeadRequest.ProtoReflect.Descriptor instead.
 func (*PutHeadRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{31}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PutHeadRequest) GetHead() *Head {
@@ -1621,7 +1709,7 @@ type PutHeadResponse struct {
 
 func (x *PutHeadResponse) Reset() {
 	*x = PutHeadResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[32]
+	mi := &file_nova_index_v1_index_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +1721,7 @@ func (x *PutHeadResponse) String() string {
 func (*PutHeadResponse) ProtoMessage() {}
 
 func (x *PutHeadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[32]
+	mi := &file_nova_index_v1_index_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +1734,7 @@ func (x *PutHeadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutHeadResponse.ProtoReflect.Descriptor instead.
 func (*PutHeadResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{32}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PutHeadResponse) GetVersion() int64 {
@@ -1654,6 +1742,374 @@ func (x *PutHeadResponse) GetVersion() int64 {
 		return x.Version
 	}
 	return 0
+}
+
+type DeleteHeadRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	StreamId        string                 `protobuf:"bytes,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	ExpectedVersion int64                  `protobuf:"varint,2,opt,name=expected_version,json=expectedVersion,proto3" json:"expected_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *DeleteHeadRequest) Reset() {
+	*x = DeleteHeadRequest{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteHeadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteHeadRequest) ProtoMessage() {}
+
+func (x *DeleteHeadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteHeadRequest.ProtoReflect.Descriptor instead.
+func (*DeleteHeadRequest) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *DeleteHeadRequest) GetStreamId() string {
+	if x != nil {
+		return x.StreamId
+	}
+	return ""
+}
+
+func (x *DeleteHeadRequest) GetExpectedVersion() int64 {
+	if x != nil {
+		return x.ExpectedVersion
+	}
+	return 0
+}
+
+type DeleteHeadResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteHeadResponse) Reset() {
+	*x = DeleteHeadResponse{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteHeadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteHeadResponse) ProtoMessage() {}
+
+func (x *DeleteHeadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteHeadResponse.ProtoReflect.Descriptor instead.
+func (*DeleteHeadResponse) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{36}
+}
+
+type GetSettledObjectRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Object        string                 `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSettledObjectRequest) Reset() {
+	*x = GetSettledObjectRequest{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSettledObjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSettledObjectRequest) ProtoMessage() {}
+
+func (x *GetSettledObjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSettledObjectRequest.ProtoReflect.Descriptor instead.
+func (*GetSettledObjectRequest) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *GetSettledObjectRequest) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+type GetSettledObjectResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Object        *SettledObject         `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	Version       int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSettledObjectResponse) Reset() {
+	*x = GetSettledObjectResponse{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSettledObjectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSettledObjectResponse) ProtoMessage() {}
+
+func (x *GetSettledObjectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSettledObjectResponse.ProtoReflect.Descriptor instead.
+func (*GetSettledObjectResponse) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *GetSettledObjectResponse) GetObject() *SettledObject {
+	if x != nil {
+		return x.Object
+	}
+	return nil
+}
+
+func (x *GetSettledObjectResponse) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+type PutSettledObjectRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Object          *SettledObject         `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	ExpectedVersion int64                  `protobuf:"varint,2,opt,name=expected_version,json=expectedVersion,proto3" json:"expected_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *PutSettledObjectRequest) Reset() {
+	*x = PutSettledObjectRequest{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutSettledObjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutSettledObjectRequest) ProtoMessage() {}
+
+func (x *PutSettledObjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutSettledObjectRequest.ProtoReflect.Descriptor instead.
+func (*PutSettledObjectRequest) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *PutSettledObjectRequest) GetObject() *SettledObject {
+	if x != nil {
+		return x.Object
+	}
+	return nil
+}
+
+func (x *PutSettledObjectRequest) GetExpectedVersion() int64 {
+	if x != nil {
+		return x.ExpectedVersion
+	}
+	return 0
+}
+
+type PutSettledObjectResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       int64                  `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutSettledObjectResponse) Reset() {
+	*x = PutSettledObjectResponse{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutSettledObjectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutSettledObjectResponse) ProtoMessage() {}
+
+func (x *PutSettledObjectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutSettledObjectResponse.ProtoReflect.Descriptor instead.
+func (*PutSettledObjectResponse) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *PutSettledObjectResponse) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+type DeleteSettledObjectRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Object          string                 `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	ExpectedVersion int64                  `protobuf:"varint,2,opt,name=expected_version,json=expectedVersion,proto3" json:"expected_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *DeleteSettledObjectRequest) Reset() {
+	*x = DeleteSettledObjectRequest{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSettledObjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSettledObjectRequest) ProtoMessage() {}
+
+func (x *DeleteSettledObjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSettledObjectRequest.ProtoReflect.Descriptor instead.
+func (*DeleteSettledObjectRequest) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *DeleteSettledObjectRequest) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *DeleteSettledObjectRequest) GetExpectedVersion() int64 {
+	if x != nil {
+		return x.ExpectedVersion
+	}
+	return 0
+}
+
+type DeleteSettledObjectResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSettledObjectResponse) Reset() {
+	*x = DeleteSettledObjectResponse{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSettledObjectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSettledObjectResponse) ProtoMessage() {}
+
+func (x *DeleteSettledObjectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSettledObjectResponse.ProtoReflect.Descriptor instead.
+func (*DeleteSettledObjectResponse) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{42}
 }
 
 type GetDescriptorRequest struct {
@@ -1667,7 +2123,7 @@ type GetDescriptorRequest struct {
 
 func (x *GetDescriptorRequest) Reset() {
 	*x = GetDescriptorRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[33]
+	mi := &file_nova_index_v1_index_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +2135,7 @@ func (x *GetDescriptorRequest) String() string {
 func (*GetDescriptorRequest) ProtoMessage() {}
 
 func (x *GetDescriptorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[33]
+	mi := &file_nova_index_v1_index_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +2148,7 @@ func (x *GetDescriptorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDescriptorRequest.ProtoReflect.Descriptor instead.
 func (*GetDescriptorRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{33}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GetDescriptorRequest) GetStreamId() string {
@@ -1718,7 +2174,7 @@ type GetDescriptorResponse struct {
 
 func (x *GetDescriptorResponse) Reset() {
 	*x = GetDescriptorResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[34]
+	mi := &file_nova_index_v1_index_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1730,7 +2186,7 @@ func (x *GetDescriptorResponse) String() string {
 func (*GetDescriptorResponse) ProtoMessage() {}
 
 func (x *GetDescriptorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[34]
+	mi := &file_nova_index_v1_index_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1743,7 +2199,7 @@ func (x *GetDescriptorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDescriptorResponse.ProtoReflect.Descriptor instead.
 func (*GetDescriptorResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{34}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetDescriptorResponse) GetStream() *StreamDescriptor {
@@ -1764,7 +2220,7 @@ type CreateBucketRequest struct {
 
 func (x *CreateBucketRequest) Reset() {
 	*x = CreateBucketRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[35]
+	mi := &file_nova_index_v1_index_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +2232,7 @@ func (x *CreateBucketRequest) String() string {
 func (*CreateBucketRequest) ProtoMessage() {}
 
 func (x *CreateBucketRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[35]
+	mi := &file_nova_index_v1_index_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1789,7 +2245,7 @@ func (x *CreateBucketRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBucketRequest.ProtoReflect.Descriptor instead.
 func (*CreateBucketRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{35}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CreateBucketRequest) GetBucket() string {
@@ -1822,7 +2278,7 @@ type CreateBucketResponse struct {
 
 func (x *CreateBucketResponse) Reset() {
 	*x = CreateBucketResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[36]
+	mi := &file_nova_index_v1_index_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +2290,7 @@ func (x *CreateBucketResponse) String() string {
 func (*CreateBucketResponse) ProtoMessage() {}
 
 func (x *CreateBucketResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[36]
+	mi := &file_nova_index_v1_index_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +2303,7 @@ func (x *CreateBucketResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBucketResponse.ProtoReflect.Descriptor instead.
 func (*CreateBucketResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{36}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CreateBucketResponse) GetBucket() *BucketRecord {
@@ -1866,7 +2322,7 @@ type GetBucketRequest struct {
 
 func (x *GetBucketRequest) Reset() {
 	*x = GetBucketRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[37]
+	mi := &file_nova_index_v1_index_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +2334,7 @@ func (x *GetBucketRequest) String() string {
 func (*GetBucketRequest) ProtoMessage() {}
 
 func (x *GetBucketRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[37]
+	mi := &file_nova_index_v1_index_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +2347,7 @@ func (x *GetBucketRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBucketRequest.ProtoReflect.Descriptor instead.
 func (*GetBucketRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{37}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetBucketRequest) GetBucket() string {
@@ -1910,7 +2366,7 @@ type GetBucketResponse struct {
 
 func (x *GetBucketResponse) Reset() {
 	*x = GetBucketResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[38]
+	mi := &file_nova_index_v1_index_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +2378,7 @@ func (x *GetBucketResponse) String() string {
 func (*GetBucketResponse) ProtoMessage() {}
 
 func (x *GetBucketResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[38]
+	mi := &file_nova_index_v1_index_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +2391,7 @@ func (x *GetBucketResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBucketResponse.ProtoReflect.Descriptor instead.
 func (*GetBucketResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{38}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetBucketResponse) GetBucket() *BucketRecord {
@@ -1957,7 +2413,7 @@ type ListBucketsRequest struct {
 
 func (x *ListBucketsRequest) Reset() {
 	*x = ListBucketsRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[39]
+	mi := &file_nova_index_v1_index_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1969,7 +2425,7 @@ func (x *ListBucketsRequest) String() string {
 func (*ListBucketsRequest) ProtoMessage() {}
 
 func (x *ListBucketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[39]
+	mi := &file_nova_index_v1_index_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1982,7 +2438,7 @@ func (x *ListBucketsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBucketsRequest.ProtoReflect.Descriptor instead.
 func (*ListBucketsRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{39}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListBucketsRequest) GetPrefix() string {
@@ -2016,7 +2472,7 @@ type ListBucketsResponse struct {
 
 func (x *ListBucketsResponse) Reset() {
 	*x = ListBucketsResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[40]
+	mi := &file_nova_index_v1_index_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2028,7 +2484,7 @@ func (x *ListBucketsResponse) String() string {
 func (*ListBucketsResponse) ProtoMessage() {}
 
 func (x *ListBucketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[40]
+	mi := &file_nova_index_v1_index_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2041,7 +2497,7 @@ func (x *ListBucketsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBucketsResponse.ProtoReflect.Descriptor instead.
 func (*ListBucketsResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{40}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListBucketsResponse) GetBuckets() []*BucketRecord {
@@ -2068,7 +2524,7 @@ type UpdateBucketRequest struct {
 
 func (x *UpdateBucketRequest) Reset() {
 	*x = UpdateBucketRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[41]
+	mi := &file_nova_index_v1_index_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2080,7 +2536,7 @@ func (x *UpdateBucketRequest) String() string {
 func (*UpdateBucketRequest) ProtoMessage() {}
 
 func (x *UpdateBucketRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[41]
+	mi := &file_nova_index_v1_index_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2093,7 +2549,7 @@ func (x *UpdateBucketRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateBucketRequest.ProtoReflect.Descriptor instead.
 func (*UpdateBucketRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{41}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *UpdateBucketRequest) GetBucket() string {
@@ -2119,7 +2575,7 @@ type UpdateBucketResponse struct {
 
 func (x *UpdateBucketResponse) Reset() {
 	*x = UpdateBucketResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[42]
+	mi := &file_nova_index_v1_index_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2587,7 @@ func (x *UpdateBucketResponse) String() string {
 func (*UpdateBucketResponse) ProtoMessage() {}
 
 func (x *UpdateBucketResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[42]
+	mi := &file_nova_index_v1_index_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2600,7 @@ func (x *UpdateBucketResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateBucketResponse.ProtoReflect.Descriptor instead.
 func (*UpdateBucketResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{42}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *UpdateBucketResponse) GetBucket() *BucketRecord {
@@ -2165,7 +2621,7 @@ type BeginDeleteBucketRequest struct {
 
 func (x *BeginDeleteBucketRequest) Reset() {
 	*x = BeginDeleteBucketRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[43]
+	mi := &file_nova_index_v1_index_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2177,7 +2633,7 @@ func (x *BeginDeleteBucketRequest) String() string {
 func (*BeginDeleteBucketRequest) ProtoMessage() {}
 
 func (x *BeginDeleteBucketRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[43]
+	mi := &file_nova_index_v1_index_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2190,7 +2646,7 @@ func (x *BeginDeleteBucketRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginDeleteBucketRequest.ProtoReflect.Descriptor instead.
 func (*BeginDeleteBucketRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{43}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *BeginDeleteBucketRequest) GetBucket() string {
@@ -2216,7 +2672,7 @@ type BeginDeleteBucketResponse struct {
 
 func (x *BeginDeleteBucketResponse) Reset() {
 	*x = BeginDeleteBucketResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[44]
+	mi := &file_nova_index_v1_index_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +2684,7 @@ func (x *BeginDeleteBucketResponse) String() string {
 func (*BeginDeleteBucketResponse) ProtoMessage() {}
 
 func (x *BeginDeleteBucketResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[44]
+	mi := &file_nova_index_v1_index_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +2697,7 @@ func (x *BeginDeleteBucketResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginDeleteBucketResponse.ProtoReflect.Descriptor instead.
 func (*BeginDeleteBucketResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{44}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *BeginDeleteBucketResponse) GetBucket() *BucketRecord {
@@ -2263,7 +2719,7 @@ type FinishDeleteBucketRequest struct {
 
 func (x *FinishDeleteBucketRequest) Reset() {
 	*x = FinishDeleteBucketRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[45]
+	mi := &file_nova_index_v1_index_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +2731,7 @@ func (x *FinishDeleteBucketRequest) String() string {
 func (*FinishDeleteBucketRequest) ProtoMessage() {}
 
 func (x *FinishDeleteBucketRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[45]
+	mi := &file_nova_index_v1_index_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +2744,7 @@ func (x *FinishDeleteBucketRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishDeleteBucketRequest.ProtoReflect.Descriptor instead.
 func (*FinishDeleteBucketRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{45}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FinishDeleteBucketRequest) GetBucket() string {
@@ -2320,7 +2776,7 @@ type FinishDeleteBucketResponse struct {
 
 func (x *FinishDeleteBucketResponse) Reset() {
 	*x = FinishDeleteBucketResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[46]
+	mi := &file_nova_index_v1_index_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2332,7 +2788,7 @@ func (x *FinishDeleteBucketResponse) String() string {
 func (*FinishDeleteBucketResponse) ProtoMessage() {}
 
 func (x *FinishDeleteBucketResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[46]
+	mi := &file_nova_index_v1_index_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2345,7 +2801,7 @@ func (x *FinishDeleteBucketResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishDeleteBucketResponse.ProtoReflect.Descriptor instead.
 func (*FinishDeleteBucketResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{46}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{56}
 }
 
 type CreateStreamRequest struct {
@@ -2360,7 +2816,7 @@ type CreateStreamRequest struct {
 
 func (x *CreateStreamRequest) Reset() {
 	*x = CreateStreamRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[47]
+	mi := &file_nova_index_v1_index_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2828,7 @@ func (x *CreateStreamRequest) String() string {
 func (*CreateStreamRequest) ProtoMessage() {}
 
 func (x *CreateStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[47]
+	mi := &file_nova_index_v1_index_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2841,7 @@ func (x *CreateStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateStreamRequest.ProtoReflect.Descriptor instead.
 func (*CreateStreamRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{47}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CreateStreamRequest) GetBucket() string {
@@ -2427,7 +2883,7 @@ type CreateStreamResponse struct {
 
 func (x *CreateStreamResponse) Reset() {
 	*x = CreateStreamResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[48]
+	mi := &file_nova_index_v1_index_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2895,7 @@ func (x *CreateStreamResponse) String() string {
 func (*CreateStreamResponse) ProtoMessage() {}
 
 func (x *CreateStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[48]
+	mi := &file_nova_index_v1_index_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2908,7 @@ func (x *CreateStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateStreamResponse.ProtoReflect.Descriptor instead.
 func (*CreateStreamResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{48}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CreateStreamResponse) GetStream() *StreamDescriptor {
@@ -2482,7 +2938,7 @@ type ResolveStreamRequest struct {
 
 func (x *ResolveStreamRequest) Reset() {
 	*x = ResolveStreamRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[49]
+	mi := &file_nova_index_v1_index_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2494,7 +2950,7 @@ func (x *ResolveStreamRequest) String() string {
 func (*ResolveStreamRequest) ProtoMessage() {}
 
 func (x *ResolveStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[49]
+	mi := &file_nova_index_v1_index_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2507,7 +2963,7 @@ func (x *ResolveStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveStreamRequest.ProtoReflect.Descriptor instead.
 func (*ResolveStreamRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{49}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ResolveStreamRequest) GetBucket() string {
@@ -2547,7 +3003,7 @@ type ResolveStreamResponse struct {
 
 func (x *ResolveStreamResponse) Reset() {
 	*x = ResolveStreamResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[50]
+	mi := &file_nova_index_v1_index_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2559,7 +3015,7 @@ func (x *ResolveStreamResponse) String() string {
 func (*ResolveStreamResponse) ProtoMessage() {}
 
 func (x *ResolveStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[50]
+	mi := &file_nova_index_v1_index_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2572,7 +3028,7 @@ func (x *ResolveStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveStreamResponse.ProtoReflect.Descriptor instead.
 func (*ResolveStreamResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{50}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ResolveStreamResponse) GetStream() *StreamDescriptor {
@@ -2595,7 +3051,7 @@ type ListStreamsRequest struct {
 
 func (x *ListStreamsRequest) Reset() {
 	*x = ListStreamsRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[51]
+	mi := &file_nova_index_v1_index_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2607,7 +3063,7 @@ func (x *ListStreamsRequest) String() string {
 func (*ListStreamsRequest) ProtoMessage() {}
 
 func (x *ListStreamsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[51]
+	mi := &file_nova_index_v1_index_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2620,7 +3076,7 @@ func (x *ListStreamsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStreamsRequest.ProtoReflect.Descriptor instead.
 func (*ListStreamsRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{51}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListStreamsRequest) GetBucket() string {
@@ -2661,7 +3117,7 @@ type ListStreamsResponse struct {
 
 func (x *ListStreamsResponse) Reset() {
 	*x = ListStreamsResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[52]
+	mi := &file_nova_index_v1_index_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +3129,7 @@ func (x *ListStreamsResponse) String() string {
 func (*ListStreamsResponse) ProtoMessage() {}
 
 func (x *ListStreamsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[52]
+	mi := &file_nova_index_v1_index_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +3142,7 @@ func (x *ListStreamsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStreamsResponse.ProtoReflect.Descriptor instead.
 func (*ListStreamsResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{52}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListStreamsResponse) GetStreams() []*StreamDescriptor {
@@ -2715,7 +3171,7 @@ type UpdateStreamRequest struct {
 
 func (x *UpdateStreamRequest) Reset() {
 	*x = UpdateStreamRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[53]
+	mi := &file_nova_index_v1_index_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +3183,7 @@ func (x *UpdateStreamRequest) String() string {
 func (*UpdateStreamRequest) ProtoMessage() {}
 
 func (x *UpdateStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[53]
+	mi := &file_nova_index_v1_index_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +3196,7 @@ func (x *UpdateStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStreamRequest.ProtoReflect.Descriptor instead.
 func (*UpdateStreamRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{53}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *UpdateStreamRequest) GetBucket() string {
@@ -2780,7 +3236,7 @@ type UpdateStreamResponse struct {
 
 func (x *UpdateStreamResponse) Reset() {
 	*x = UpdateStreamResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[54]
+	mi := &file_nova_index_v1_index_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2792,7 +3248,7 @@ func (x *UpdateStreamResponse) String() string {
 func (*UpdateStreamResponse) ProtoMessage() {}
 
 func (x *UpdateStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[54]
+	mi := &file_nova_index_v1_index_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2805,7 +3261,7 @@ func (x *UpdateStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStreamResponse.ProtoReflect.Descriptor instead.
 func (*UpdateStreamResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{54}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *UpdateStreamResponse) GetStream() *StreamDescriptor {
@@ -2826,7 +3282,7 @@ type FreeNameRequest struct {
 
 func (x *FreeNameRequest) Reset() {
 	*x = FreeNameRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[55]
+	mi := &file_nova_index_v1_index_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2838,7 +3294,7 @@ func (x *FreeNameRequest) String() string {
 func (*FreeNameRequest) ProtoMessage() {}
 
 func (x *FreeNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[55]
+	mi := &file_nova_index_v1_index_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2851,7 +3307,7 @@ func (x *FreeNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeNameRequest.ProtoReflect.Descriptor instead.
 func (*FreeNameRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{55}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *FreeNameRequest) GetBucket() string {
@@ -2885,7 +3341,7 @@ type FreeNameResponse struct {
 
 func (x *FreeNameResponse) Reset() {
 	*x = FreeNameResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[56]
+	mi := &file_nova_index_v1_index_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3353,7 @@ func (x *FreeNameResponse) String() string {
 func (*FreeNameResponse) ProtoMessage() {}
 
 func (x *FreeNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[56]
+	mi := &file_nova_index_v1_index_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3366,7 @@ func (x *FreeNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeNameResponse.ProtoReflect.Descriptor instead.
 func (*FreeNameResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{56}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *FreeNameResponse) GetFreed() bool {
@@ -2931,7 +3387,7 @@ type RemoveOrphanRequest struct {
 
 func (x *RemoveOrphanRequest) Reset() {
 	*x = RemoveOrphanRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[57]
+	mi := &file_nova_index_v1_index_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2943,7 +3399,7 @@ func (x *RemoveOrphanRequest) String() string {
 func (*RemoveOrphanRequest) ProtoMessage() {}
 
 func (x *RemoveOrphanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[57]
+	mi := &file_nova_index_v1_index_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2956,7 +3412,7 @@ func (x *RemoveOrphanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOrphanRequest.ProtoReflect.Descriptor instead.
 func (*RemoveOrphanRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{57}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RemoveOrphanRequest) GetBucket() string {
@@ -2988,7 +3444,7 @@ type RemoveOrphanResponse struct {
 
 func (x *RemoveOrphanResponse) Reset() {
 	*x = RemoveOrphanResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[58]
+	mi := &file_nova_index_v1_index_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3000,7 +3456,7 @@ func (x *RemoveOrphanResponse) String() string {
 func (*RemoveOrphanResponse) ProtoMessage() {}
 
 func (x *RemoveOrphanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[58]
+	mi := &file_nova_index_v1_index_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3013,7 +3469,7 @@ func (x *RemoveOrphanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveOrphanResponse.ProtoReflect.Descriptor instead.
 func (*RemoveOrphanResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{58}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{68}
 }
 
 type PutDueRequest struct {
@@ -3026,7 +3482,7 @@ type PutDueRequest struct {
 
 func (x *PutDueRequest) Reset() {
 	*x = PutDueRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[59]
+	mi := &file_nova_index_v1_index_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3494,7 @@ func (x *PutDueRequest) String() string {
 func (*PutDueRequest) ProtoMessage() {}
 
 func (x *PutDueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[59]
+	mi := &file_nova_index_v1_index_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3507,7 @@ func (x *PutDueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutDueRequest.ProtoReflect.Descriptor instead.
 func (*PutDueRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{59}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PutDueRequest) GetDue() *Due {
@@ -3077,7 +3533,7 @@ type PutDueResponse struct {
 
 func (x *PutDueResponse) Reset() {
 	*x = PutDueResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[60]
+	mi := &file_nova_index_v1_index_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3089,7 +3545,7 @@ func (x *PutDueResponse) String() string {
 func (*PutDueResponse) ProtoMessage() {}
 
 func (x *PutDueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[60]
+	mi := &file_nova_index_v1_index_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3102,7 +3558,7 @@ func (x *PutDueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutDueResponse.ProtoReflect.Descriptor instead.
 func (*PutDueResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{60}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PutDueResponse) GetVersion() int64 {
@@ -3125,7 +3581,7 @@ type ListDueRequest struct {
 
 func (x *ListDueRequest) Reset() {
 	*x = ListDueRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[61]
+	mi := &file_nova_index_v1_index_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3137,7 +3593,7 @@ func (x *ListDueRequest) String() string {
 func (*ListDueRequest) ProtoMessage() {}
 
 func (x *ListDueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[61]
+	mi := &file_nova_index_v1_index_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3150,7 +3606,7 @@ func (x *ListDueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDueRequest.ProtoReflect.Descriptor instead.
 func (*ListDueRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{61}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListDueRequest) GetQueue() string {
@@ -3184,7 +3640,7 @@ type VersionedDue struct {
 
 func (x *VersionedDue) Reset() {
 	*x = VersionedDue{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[62]
+	mi := &file_nova_index_v1_index_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3652,7 @@ func (x *VersionedDue) String() string {
 func (*VersionedDue) ProtoMessage() {}
 
 func (x *VersionedDue) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[62]
+	mi := &file_nova_index_v1_index_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3665,7 @@ func (x *VersionedDue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionedDue.ProtoReflect.Descriptor instead.
 func (*VersionedDue) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{62}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *VersionedDue) GetDue() *Due {
@@ -3237,7 +3693,7 @@ type ListDueResponse struct {
 
 func (x *ListDueResponse) Reset() {
 	*x = ListDueResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[63]
+	mi := &file_nova_index_v1_index_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3249,7 +3705,7 @@ func (x *ListDueResponse) String() string {
 func (*ListDueResponse) ProtoMessage() {}
 
 func (x *ListDueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[63]
+	mi := &file_nova_index_v1_index_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3262,7 +3718,7 @@ func (x *ListDueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDueResponse.ProtoReflect.Descriptor instead.
 func (*ListDueResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{63}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListDueResponse) GetDue() []*VersionedDue {
@@ -3291,7 +3747,7 @@ type DeleteDueRequest struct {
 
 func (x *DeleteDueRequest) Reset() {
 	*x = DeleteDueRequest{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[64]
+	mi := &file_nova_index_v1_index_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3303,7 +3759,7 @@ func (x *DeleteDueRequest) String() string {
 func (*DeleteDueRequest) ProtoMessage() {}
 
 func (x *DeleteDueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[64]
+	mi := &file_nova_index_v1_index_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3316,7 +3772,7 @@ func (x *DeleteDueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDueRequest.ProtoReflect.Descriptor instead.
 func (*DeleteDueRequest) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{64}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *DeleteDueRequest) GetQueue() string {
@@ -3355,7 +3811,7 @@ type DeleteDueResponse struct {
 
 func (x *DeleteDueResponse) Reset() {
 	*x = DeleteDueResponse{}
-	mi := &file_nova_index_v1_index_proto_msgTypes[65]
+	mi := &file_nova_index_v1_index_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3367,7 +3823,7 @@ func (x *DeleteDueResponse) String() string {
 func (*DeleteDueResponse) ProtoMessage() {}
 
 func (x *DeleteDueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_index_proto_msgTypes[65]
+	mi := &file_nova_index_v1_index_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3380,7 +3836,7 @@ func (x *DeleteDueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDueResponse.ProtoReflect.Descriptor instead.
 func (*DeleteDueResponse) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{65}
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{75}
 }
 
 var File_nova_index_v1_index_proto protoreflect.FileDescriptor
@@ -3466,7 +3922,11 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x05limit\x18\x04 \x01(\rR\x05limit\"p\n" +
 	"\x17ListDirectoriesResponse\x12:\n" +
 	"\vdirectories\x18\x01 \x03(\v2\x18.nova.index.v1.DirectoryR\vdirectories\x12\x19\n" +
-	"\bhas_more\x18\x02 \x01(\bR\ahasMore\"R\n" +
+	"\bhas_more\x18\x02 \x01(\bR\ahasMore\"G\n" +
+	"\x16DeleteDirectoryRequest\x12\x19\n" +
+	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\x04R\x04from\"\x19\n" +
+	"\x17DeleteDirectoryResponse\"R\n" +
 	"\x0eGetHeadRequest\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12#\n" +
 	"\rprove_absence\x18\x02 \x01(\bR\fproveAbsence\"T\n" +
@@ -3477,7 +3937,25 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x04head\x18\x01 \x01(\v2\x13.nova.index.v1.HeadR\x04head\x12)\n" +
 	"\x10expected_version\x18\x02 \x01(\x03R\x0fexpectedVersion\"+\n" +
 	"\x0fPutHeadResponse\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\x03R\aversion\"I\n" +
+	"\aversion\x18\x01 \x01(\x03R\aversion\"[\n" +
+	"\x11DeleteHeadRequest\x12\x1b\n" +
+	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12)\n" +
+	"\x10expected_version\x18\x02 \x01(\x03R\x0fexpectedVersion\"\x14\n" +
+	"\x12DeleteHeadResponse\"1\n" +
+	"\x17GetSettledObjectRequest\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\tR\x06object\"j\n" +
+	"\x18GetSettledObjectResponse\x124\n" +
+	"\x06object\x18\x01 \x01(\v2\x1c.nova.index.v1.SettledObjectR\x06object\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x03R\aversion\"z\n" +
+	"\x17PutSettledObjectRequest\x124\n" +
+	"\x06object\x18\x01 \x01(\v2\x1c.nova.index.v1.SettledObjectR\x06object\x12)\n" +
+	"\x10expected_version\x18\x02 \x01(\x03R\x0fexpectedVersion\"4\n" +
+	"\x18PutSettledObjectResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x03R\aversion\"_\n" +
+	"\x1aDeleteSettledObjectRequest\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\tR\x06object\x12)\n" +
+	"\x10expected_version\x18\x02 \x01(\x03R\x0fexpectedVersion\"\x1d\n" +
+	"\x1bDeleteSettledObjectResponse\"I\n" +
 	"\x14GetDescriptorRequest\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12\x14\n" +
 	"\x05fresh\x18\x02 \x01(\bR\x05fresh\"P\n" +
@@ -3579,7 +4057,7 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x02at\x18\x02 \x01(\x03R\x02at\x12\x15\n" +
 	"\x06due_id\x18\x03 \x01(\tR\x05dueId\x12)\n" +
 	"\x10expected_version\x18\x04 \x01(\x03R\x0fexpectedVersion\"\x13\n" +
-	"\x11DeleteDueResponse2\xc8\x14\n" +
+	"\x11DeleteDueResponse2\xb5\x18\n" +
 	"\fIndexService\x12f\n" +
 	"\x11OpenConstellation\x12'.nova.index.v1.OpenConstellationRequest\x1a(.nova.index.v1.OpenConstellationResponse\x12H\n" +
 	"\aGetLife\x12\x1d.nova.index.v1.GetLifeRequest\x1a\x1e.nova.index.v1.GetLifeResponse\x12H\n" +
@@ -3596,9 +4074,15 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\n" +
 	"ListChains\x12 .nova.index.v1.ListChainsRequest\x1a!.nova.index.v1.ListChainsResponse\x12W\n" +
 	"\fPutDirectory\x12\".nova.index.v1.PutDirectoryRequest\x1a#.nova.index.v1.PutDirectoryResponse\x12`\n" +
-	"\x0fListDirectories\x12%.nova.index.v1.ListDirectoriesRequest\x1a&.nova.index.v1.ListDirectoriesResponse\x12H\n" +
+	"\x0fListDirectories\x12%.nova.index.v1.ListDirectoriesRequest\x1a&.nova.index.v1.ListDirectoriesResponse\x12`\n" +
+	"\x0fDeleteDirectory\x12%.nova.index.v1.DeleteDirectoryRequest\x1a&.nova.index.v1.DeleteDirectoryResponse\x12H\n" +
 	"\aGetHead\x12\x1d.nova.index.v1.GetHeadRequest\x1a\x1e.nova.index.v1.GetHeadResponse\x12H\n" +
-	"\aPutHead\x12\x1d.nova.index.v1.PutHeadRequest\x1a\x1e.nova.index.v1.PutHeadResponse\x12Z\n" +
+	"\aPutHead\x12\x1d.nova.index.v1.PutHeadRequest\x1a\x1e.nova.index.v1.PutHeadResponse\x12Q\n" +
+	"\n" +
+	"DeleteHead\x12 .nova.index.v1.DeleteHeadRequest\x1a!.nova.index.v1.DeleteHeadResponse\x12c\n" +
+	"\x10GetSettledObject\x12&.nova.index.v1.GetSettledObjectRequest\x1a'.nova.index.v1.GetSettledObjectResponse\x12c\n" +
+	"\x10PutSettledObject\x12&.nova.index.v1.PutSettledObjectRequest\x1a'.nova.index.v1.PutSettledObjectResponse\x12l\n" +
+	"\x13DeleteSettledObject\x12).nova.index.v1.DeleteSettledObjectRequest\x1a*.nova.index.v1.DeleteSettledObjectResponse\x12Z\n" +
 	"\rGetDescriptor\x12#.nova.index.v1.GetDescriptorRequest\x1a$.nova.index.v1.GetDescriptorResponse\x12W\n" +
 	"\fCreateBucket\x12\".nova.index.v1.CreateBucketRequest\x1a#.nova.index.v1.CreateBucketResponse\x12N\n" +
 	"\tGetBucket\x12\x1f.nova.index.v1.GetBucketRequest\x1a .nova.index.v1.GetBucketResponse\x12T\n" +
@@ -3628,188 +4112,211 @@ func file_nova_index_v1_index_proto_rawDescGZIP() []byte {
 	return file_nova_index_v1_index_proto_rawDescData
 }
 
-var file_nova_index_v1_index_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_nova_index_v1_index_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
 var file_nova_index_v1_index_proto_goTypes = []any{
-	(*OpenConstellationRequest)(nil),   // 0: nova.index.v1.OpenConstellationRequest
-	(*OpenConstellationResponse)(nil),  // 1: nova.index.v1.OpenConstellationResponse
-	(*GetLifeRequest)(nil),             // 2: nova.index.v1.GetLifeRequest
-	(*GetLifeResponse)(nil),            // 3: nova.index.v1.GetLifeResponse
-	(*PutLifeRequest)(nil),             // 4: nova.index.v1.PutLifeRequest
-	(*PutLifeResponse)(nil),            // 5: nova.index.v1.PutLifeResponse
-	(*ListLivesRequest)(nil),           // 6: nova.index.v1.ListLivesRequest
-	(*VersionedLife)(nil),              // 7: nova.index.v1.VersionedLife
-	(*ListLivesResponse)(nil),          // 8: nova.index.v1.ListLivesResponse
-	(*DeleteLifeRequest)(nil),          // 9: nova.index.v1.DeleteLifeRequest
-	(*DeleteLifeResponse)(nil),         // 10: nova.index.v1.DeleteLifeResponse
-	(*GetShardRequest)(nil),            // 11: nova.index.v1.GetShardRequest
-	(*GetShardResponse)(nil),           // 12: nova.index.v1.GetShardResponse
-	(*PutShardRequest)(nil),            // 13: nova.index.v1.PutShardRequest
-	(*PutShardResponse)(nil),           // 14: nova.index.v1.PutShardResponse
-	(*ListShardsRequest)(nil),          // 15: nova.index.v1.ListShardsRequest
-	(*VersionedShard)(nil),             // 16: nova.index.v1.VersionedShard
-	(*ListShardsResponse)(nil),         // 17: nova.index.v1.ListShardsResponse
-	(*GetChainRequest)(nil),            // 18: nova.index.v1.GetChainRequest
-	(*GetChainResponse)(nil),           // 19: nova.index.v1.GetChainResponse
-	(*PutChainRequest)(nil),            // 20: nova.index.v1.PutChainRequest
-	(*PutChainResponse)(nil),           // 21: nova.index.v1.PutChainResponse
-	(*ListChainsRequest)(nil),          // 22: nova.index.v1.ListChainsRequest
-	(*VersionedChain)(nil),             // 23: nova.index.v1.VersionedChain
-	(*ListChainsResponse)(nil),         // 24: nova.index.v1.ListChainsResponse
-	(*PutDirectoryRequest)(nil),        // 25: nova.index.v1.PutDirectoryRequest
-	(*PutDirectoryResponse)(nil),       // 26: nova.index.v1.PutDirectoryResponse
-	(*ListDirectoriesRequest)(nil),     // 27: nova.index.v1.ListDirectoriesRequest
-	(*ListDirectoriesResponse)(nil),    // 28: nova.index.v1.ListDirectoriesResponse
-	(*GetHeadRequest)(nil),             // 29: nova.index.v1.GetHeadRequest
-	(*GetHeadResponse)(nil),            // 30: nova.index.v1.GetHeadResponse
-	(*PutHeadRequest)(nil),             // 31: nova.index.v1.PutHeadRequest
-	(*PutHeadResponse)(nil),            // 32: nova.index.v1.PutHeadResponse
-	(*GetDescriptorRequest)(nil),       // 33: nova.index.v1.GetDescriptorRequest
-	(*GetDescriptorResponse)(nil),      // 34: nova.index.v1.GetDescriptorResponse
-	(*CreateBucketRequest)(nil),        // 35: nova.index.v1.CreateBucketRequest
-	(*CreateBucketResponse)(nil),       // 36: nova.index.v1.CreateBucketResponse
-	(*GetBucketRequest)(nil),           // 37: nova.index.v1.GetBucketRequest
-	(*GetBucketResponse)(nil),          // 38: nova.index.v1.GetBucketResponse
-	(*ListBucketsRequest)(nil),         // 39: nova.index.v1.ListBucketsRequest
-	(*ListBucketsResponse)(nil),        // 40: nova.index.v1.ListBucketsResponse
-	(*UpdateBucketRequest)(nil),        // 41: nova.index.v1.UpdateBucketRequest
-	(*UpdateBucketResponse)(nil),       // 42: nova.index.v1.UpdateBucketResponse
-	(*BeginDeleteBucketRequest)(nil),   // 43: nova.index.v1.BeginDeleteBucketRequest
-	(*BeginDeleteBucketResponse)(nil),  // 44: nova.index.v1.BeginDeleteBucketResponse
-	(*FinishDeleteBucketRequest)(nil),  // 45: nova.index.v1.FinishDeleteBucketRequest
-	(*FinishDeleteBucketResponse)(nil), // 46: nova.index.v1.FinishDeleteBucketResponse
-	(*CreateStreamRequest)(nil),        // 47: nova.index.v1.CreateStreamRequest
-	(*CreateStreamResponse)(nil),       // 48: nova.index.v1.CreateStreamResponse
-	(*ResolveStreamRequest)(nil),       // 49: nova.index.v1.ResolveStreamRequest
-	(*ResolveStreamResponse)(nil),      // 50: nova.index.v1.ResolveStreamResponse
-	(*ListStreamsRequest)(nil),         // 51: nova.index.v1.ListStreamsRequest
-	(*ListStreamsResponse)(nil),        // 52: nova.index.v1.ListStreamsResponse
-	(*UpdateStreamRequest)(nil),        // 53: nova.index.v1.UpdateStreamRequest
-	(*UpdateStreamResponse)(nil),       // 54: nova.index.v1.UpdateStreamResponse
-	(*FreeNameRequest)(nil),            // 55: nova.index.v1.FreeNameRequest
-	(*FreeNameResponse)(nil),           // 56: nova.index.v1.FreeNameResponse
-	(*RemoveOrphanRequest)(nil),        // 57: nova.index.v1.RemoveOrphanRequest
-	(*RemoveOrphanResponse)(nil),       // 58: nova.index.v1.RemoveOrphanResponse
-	(*PutDueRequest)(nil),              // 59: nova.index.v1.PutDueRequest
-	(*PutDueResponse)(nil),             // 60: nova.index.v1.PutDueResponse
-	(*ListDueRequest)(nil),             // 61: nova.index.v1.ListDueRequest
-	(*VersionedDue)(nil),               // 62: nova.index.v1.VersionedDue
-	(*ListDueResponse)(nil),            // 63: nova.index.v1.ListDueResponse
-	(*DeleteDueRequest)(nil),           // 64: nova.index.v1.DeleteDueRequest
-	(*DeleteDueResponse)(nil),          // 65: nova.index.v1.DeleteDueResponse
-	(*Constellation)(nil),              // 66: nova.index.v1.Constellation
-	(*Life)(nil),                       // 67: nova.index.v1.Life
-	(*Shard)(nil),                      // 68: nova.index.v1.Shard
-	(*Chain)(nil),                      // 69: nova.index.v1.Chain
-	(*Directory)(nil),                  // 70: nova.index.v1.Directory
-	(*Head)(nil),                       // 71: nova.index.v1.Head
-	(*StreamDescriptor)(nil),           // 72: nova.index.v1.StreamDescriptor
-	(*v1.BucketConfig)(nil),            // 73: nova.v1.BucketConfig
-	(*BucketRecord)(nil),               // 74: nova.index.v1.BucketRecord
-	(*v1.StreamConfig)(nil),            // 75: nova.v1.StreamConfig
-	(*Due)(nil),                        // 76: nova.index.v1.Due
+	(*OpenConstellationRequest)(nil),    // 0: nova.index.v1.OpenConstellationRequest
+	(*OpenConstellationResponse)(nil),   // 1: nova.index.v1.OpenConstellationResponse
+	(*GetLifeRequest)(nil),              // 2: nova.index.v1.GetLifeRequest
+	(*GetLifeResponse)(nil),             // 3: nova.index.v1.GetLifeResponse
+	(*PutLifeRequest)(nil),              // 4: nova.index.v1.PutLifeRequest
+	(*PutLifeResponse)(nil),             // 5: nova.index.v1.PutLifeResponse
+	(*ListLivesRequest)(nil),            // 6: nova.index.v1.ListLivesRequest
+	(*VersionedLife)(nil),               // 7: nova.index.v1.VersionedLife
+	(*ListLivesResponse)(nil),           // 8: nova.index.v1.ListLivesResponse
+	(*DeleteLifeRequest)(nil),           // 9: nova.index.v1.DeleteLifeRequest
+	(*DeleteLifeResponse)(nil),          // 10: nova.index.v1.DeleteLifeResponse
+	(*GetShardRequest)(nil),             // 11: nova.index.v1.GetShardRequest
+	(*GetShardResponse)(nil),            // 12: nova.index.v1.GetShardResponse
+	(*PutShardRequest)(nil),             // 13: nova.index.v1.PutShardRequest
+	(*PutShardResponse)(nil),            // 14: nova.index.v1.PutShardResponse
+	(*ListShardsRequest)(nil),           // 15: nova.index.v1.ListShardsRequest
+	(*VersionedShard)(nil),              // 16: nova.index.v1.VersionedShard
+	(*ListShardsResponse)(nil),          // 17: nova.index.v1.ListShardsResponse
+	(*GetChainRequest)(nil),             // 18: nova.index.v1.GetChainRequest
+	(*GetChainResponse)(nil),            // 19: nova.index.v1.GetChainResponse
+	(*PutChainRequest)(nil),             // 20: nova.index.v1.PutChainRequest
+	(*PutChainResponse)(nil),            // 21: nova.index.v1.PutChainResponse
+	(*ListChainsRequest)(nil),           // 22: nova.index.v1.ListChainsRequest
+	(*VersionedChain)(nil),              // 23: nova.index.v1.VersionedChain
+	(*ListChainsResponse)(nil),          // 24: nova.index.v1.ListChainsResponse
+	(*PutDirectoryRequest)(nil),         // 25: nova.index.v1.PutDirectoryRequest
+	(*PutDirectoryResponse)(nil),        // 26: nova.index.v1.PutDirectoryResponse
+	(*ListDirectoriesRequest)(nil),      // 27: nova.index.v1.ListDirectoriesRequest
+	(*ListDirectoriesResponse)(nil),     // 28: nova.index.v1.ListDirectoriesResponse
+	(*DeleteDirectoryRequest)(nil),      // 29: nova.index.v1.DeleteDirectoryRequest
+	(*DeleteDirectoryResponse)(nil),     // 30: nova.index.v1.DeleteDirectoryResponse
+	(*GetHeadRequest)(nil),              // 31: nova.index.v1.GetHeadRequest
+	(*GetHeadResponse)(nil),             // 32: nova.index.v1.GetHeadResponse
+	(*PutHeadRequest)(nil),              // 33: nova.index.v1.PutHeadRequest
+	(*PutHeadResponse)(nil),             // 34: nova.index.v1.PutHeadResponse
+	(*DeleteHeadRequest)(nil),           // 35: nova.index.v1.DeleteHeadRequest
+	(*DeleteHeadResponse)(nil),          // 36: nova.index.v1.DeleteHeadResponse
+	(*GetSettledObjectRequest)(nil),     // 37: nova.index.v1.GetSettledObjectRequest
+	(*GetSettledObjectResponse)(nil),    // 38: nova.index.v1.GetSettledObjectResponse
+	(*PutSettledObjectRequest)(nil),     // 39: nova.index.v1.PutSettledObjectRequest
+	(*PutSettledObjectResponse)(nil),    // 40: nova.index.v1.PutSettledObjectResponse
+	(*DeleteSettledObjectRequest)(nil),  // 41: nova.index.v1.DeleteSettledObjectRequest
+	(*DeleteSettledObjectResponse)(nil), // 42: nova.index.v1.DeleteSettledObjectResponse
+	(*GetDescriptorRequest)(nil),        // 43: nova.index.v1.GetDescriptorRequest
+	(*GetDescriptorResponse)(nil),       // 44: nova.index.v1.GetDescriptorResponse
+	(*CreateBucketRequest)(nil),         // 45: nova.index.v1.CreateBucketRequest
+	(*CreateBucketResponse)(nil),        // 46: nova.index.v1.CreateBucketResponse
+	(*GetBucketRequest)(nil),            // 47: nova.index.v1.GetBucketRequest
+	(*GetBucketResponse)(nil),           // 48: nova.index.v1.GetBucketResponse
+	(*ListBucketsRequest)(nil),          // 49: nova.index.v1.ListBucketsRequest
+	(*ListBucketsResponse)(nil),         // 50: nova.index.v1.ListBucketsResponse
+	(*UpdateBucketRequest)(nil),         // 51: nova.index.v1.UpdateBucketRequest
+	(*UpdateBucketResponse)(nil),        // 52: nova.index.v1.UpdateBucketResponse
+	(*BeginDeleteBucketRequest)(nil),    // 53: nova.index.v1.BeginDeleteBucketRequest
+	(*BeginDeleteBucketResponse)(nil),   // 54: nova.index.v1.BeginDeleteBucketResponse
+	(*FinishDeleteBucketRequest)(nil),   // 55: nova.index.v1.FinishDeleteBucketRequest
+	(*FinishDeleteBucketResponse)(nil),  // 56: nova.index.v1.FinishDeleteBucketResponse
+	(*CreateStreamRequest)(nil),         // 57: nova.index.v1.CreateStreamRequest
+	(*CreateStreamResponse)(nil),        // 58: nova.index.v1.CreateStreamResponse
+	(*ResolveStreamRequest)(nil),        // 59: nova.index.v1.ResolveStreamRequest
+	(*ResolveStreamResponse)(nil),       // 60: nova.index.v1.ResolveStreamResponse
+	(*ListStreamsRequest)(nil),          // 61: nova.index.v1.ListStreamsRequest
+	(*ListStreamsResponse)(nil),         // 62: nova.index.v1.ListStreamsResponse
+	(*UpdateStreamRequest)(nil),         // 63: nova.index.v1.UpdateStreamRequest
+	(*UpdateStreamResponse)(nil),        // 64: nova.index.v1.UpdateStreamResponse
+	(*FreeNameRequest)(nil),             // 65: nova.index.v1.FreeNameRequest
+	(*FreeNameResponse)(nil),            // 66: nova.index.v1.FreeNameResponse
+	(*RemoveOrphanRequest)(nil),         // 67: nova.index.v1.RemoveOrphanRequest
+	(*RemoveOrphanResponse)(nil),        // 68: nova.index.v1.RemoveOrphanResponse
+	(*PutDueRequest)(nil),               // 69: nova.index.v1.PutDueRequest
+	(*PutDueResponse)(nil),              // 70: nova.index.v1.PutDueResponse
+	(*ListDueRequest)(nil),              // 71: nova.index.v1.ListDueRequest
+	(*VersionedDue)(nil),                // 72: nova.index.v1.VersionedDue
+	(*ListDueResponse)(nil),             // 73: nova.index.v1.ListDueResponse
+	(*DeleteDueRequest)(nil),            // 74: nova.index.v1.DeleteDueRequest
+	(*DeleteDueResponse)(nil),           // 75: nova.index.v1.DeleteDueResponse
+	(*Constellation)(nil),               // 76: nova.index.v1.Constellation
+	(*Life)(nil),                        // 77: nova.index.v1.Life
+	(*Shard)(nil),                       // 78: nova.index.v1.Shard
+	(*Chain)(nil),                       // 79: nova.index.v1.Chain
+	(*Directory)(nil),                   // 80: nova.index.v1.Directory
+	(*Head)(nil),                        // 81: nova.index.v1.Head
+	(*SettledObject)(nil),               // 82: nova.index.v1.SettledObject
+	(*StreamDescriptor)(nil),            // 83: nova.index.v1.StreamDescriptor
+	(*v1.BucketConfig)(nil),             // 84: nova.v1.BucketConfig
+	(*BucketRecord)(nil),                // 85: nova.index.v1.BucketRecord
+	(*v1.StreamConfig)(nil),             // 86: nova.v1.StreamConfig
+	(*Due)(nil),                         // 87: nova.index.v1.Due
 }
 var file_nova_index_v1_index_proto_depIdxs = []int32{
-	66, // 0: nova.index.v1.OpenConstellationResponse.constellation:type_name -> nova.index.v1.Constellation
-	67, // 1: nova.index.v1.GetLifeResponse.life:type_name -> nova.index.v1.Life
-	67, // 2: nova.index.v1.PutLifeRequest.life:type_name -> nova.index.v1.Life
-	67, // 3: nova.index.v1.VersionedLife.life:type_name -> nova.index.v1.Life
+	76, // 0: nova.index.v1.OpenConstellationResponse.constellation:type_name -> nova.index.v1.Constellation
+	77, // 1: nova.index.v1.GetLifeResponse.life:type_name -> nova.index.v1.Life
+	77, // 2: nova.index.v1.PutLifeRequest.life:type_name -> nova.index.v1.Life
+	77, // 3: nova.index.v1.VersionedLife.life:type_name -> nova.index.v1.Life
 	7,  // 4: nova.index.v1.ListLivesResponse.lives:type_name -> nova.index.v1.VersionedLife
-	68, // 5: nova.index.v1.GetShardResponse.shard:type_name -> nova.index.v1.Shard
-	68, // 6: nova.index.v1.PutShardRequest.shard:type_name -> nova.index.v1.Shard
-	68, // 7: nova.index.v1.VersionedShard.shard:type_name -> nova.index.v1.Shard
+	78, // 5: nova.index.v1.GetShardResponse.shard:type_name -> nova.index.v1.Shard
+	78, // 6: nova.index.v1.PutShardRequest.shard:type_name -> nova.index.v1.Shard
+	78, // 7: nova.index.v1.VersionedShard.shard:type_name -> nova.index.v1.Shard
 	16, // 8: nova.index.v1.ListShardsResponse.shards:type_name -> nova.index.v1.VersionedShard
-	69, // 9: nova.index.v1.GetChainResponse.chain:type_name -> nova.index.v1.Chain
-	69, // 10: nova.index.v1.PutChainRequest.chain:type_name -> nova.index.v1.Chain
-	69, // 11: nova.index.v1.VersionedChain.chain:type_name -> nova.index.v1.Chain
+	79, // 9: nova.index.v1.GetChainResponse.chain:type_name -> nova.index.v1.Chain
+	79, // 10: nova.index.v1.PutChainRequest.chain:type_name -> nova.index.v1.Chain
+	79, // 11: nova.index.v1.VersionedChain.chain:type_name -> nova.index.v1.Chain
 	23, // 12: nova.index.v1.ListChainsResponse.chains:type_name -> nova.index.v1.VersionedChain
-	70, // 13: nova.index.v1.PutDirectoryRequest.directory:type_name -> nova.index.v1.Directory
-	70, // 14: nova.index.v1.ListDirectoriesResponse.directories:type_name -> nova.index.v1.Directory
-	71, // 15: nova.index.v1.GetHeadResponse.head:type_name -> nova.index.v1.Head
-	71, // 16: nova.index.v1.PutHeadRequest.head:type_name -> nova.index.v1.Head
-	72, // 17: nova.index.v1.GetDescriptorResponse.stream:type_name -> nova.index.v1.StreamDescriptor
-	73, // 18: nova.index.v1.CreateBucketRequest.config:type_name -> nova.v1.BucketConfig
-	74, // 19: nova.index.v1.CreateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	74, // 20: nova.index.v1.GetBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	74, // 21: nova.index.v1.ListBucketsResponse.buckets:type_name -> nova.index.v1.BucketRecord
-	73, // 22: nova.index.v1.UpdateBucketRequest.config:type_name -> nova.v1.BucketConfig
-	74, // 23: nova.index.v1.UpdateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	74, // 24: nova.index.v1.BeginDeleteBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	75, // 25: nova.index.v1.CreateStreamRequest.config:type_name -> nova.v1.StreamConfig
-	72, // 26: nova.index.v1.CreateStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
-	72, // 27: nova.index.v1.ResolveStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
-	72, // 28: nova.index.v1.ListStreamsResponse.streams:type_name -> nova.index.v1.StreamDescriptor
-	75, // 29: nova.index.v1.UpdateStreamRequest.config:type_name -> nova.v1.StreamConfig
-	72, // 30: nova.index.v1.UpdateStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
-	76, // 31: nova.index.v1.PutDueRequest.due:type_name -> nova.index.v1.Due
-	76, // 32: nova.index.v1.VersionedDue.due:type_name -> nova.index.v1.Due
-	62, // 33: nova.index.v1.ListDueResponse.due:type_name -> nova.index.v1.VersionedDue
-	0,  // 34: nova.index.v1.IndexService.OpenConstellation:input_type -> nova.index.v1.OpenConstellationRequest
-	2,  // 35: nova.index.v1.IndexService.GetLife:input_type -> nova.index.v1.GetLifeRequest
-	4,  // 36: nova.index.v1.IndexService.PutLife:input_type -> nova.index.v1.PutLifeRequest
-	6,  // 37: nova.index.v1.IndexService.ListLives:input_type -> nova.index.v1.ListLivesRequest
-	9,  // 38: nova.index.v1.IndexService.DeleteLife:input_type -> nova.index.v1.DeleteLifeRequest
-	11, // 39: nova.index.v1.IndexService.GetShard:input_type -> nova.index.v1.GetShardRequest
-	13, // 40: nova.index.v1.IndexService.PutShard:input_type -> nova.index.v1.PutShardRequest
-	15, // 41: nova.index.v1.IndexService.ListShards:input_type -> nova.index.v1.ListShardsRequest
-	18, // 42: nova.index.v1.IndexService.GetChain:input_type -> nova.index.v1.GetChainRequest
-	20, // 43: nova.index.v1.IndexService.PutChain:input_type -> nova.index.v1.PutChainRequest
-	22, // 44: nova.index.v1.IndexService.ListChains:input_type -> nova.index.v1.ListChainsRequest
-	25, // 45: nova.index.v1.IndexService.PutDirectory:input_type -> nova.index.v1.PutDirectoryRequest
-	27, // 46: nova.index.v1.IndexService.ListDirectories:input_type -> nova.index.v1.ListDirectoriesRequest
-	29, // 47: nova.index.v1.IndexService.GetHead:input_type -> nova.index.v1.GetHeadRequest
-	31, // 48: nova.index.v1.IndexService.PutHead:input_type -> nova.index.v1.PutHeadRequest
-	33, // 49: nova.index.v1.IndexService.GetDescriptor:input_type -> nova.index.v1.GetDescriptorRequest
-	35, // 50: nova.index.v1.IndexService.CreateBucket:input_type -> nova.index.v1.CreateBucketRequest
-	37, // 51: nova.index.v1.IndexService.GetBucket:input_type -> nova.index.v1.GetBucketRequest
-	39, // 52: nova.index.v1.IndexService.ListBuckets:input_type -> nova.index.v1.ListBucketsRequest
-	41, // 53: nova.index.v1.IndexService.UpdateBucket:input_type -> nova.index.v1.UpdateBucketRequest
-	43, // 54: nova.index.v1.IndexService.BeginDeleteBucket:input_type -> nova.index.v1.BeginDeleteBucketRequest
-	45, // 55: nova.index.v1.IndexService.FinishDeleteBucket:input_type -> nova.index.v1.FinishDeleteBucketRequest
-	47, // 56: nova.index.v1.IndexService.CreateStream:input_type -> nova.index.v1.CreateStreamRequest
-	49, // 57: nova.index.v1.IndexService.ResolveStream:input_type -> nova.index.v1.ResolveStreamRequest
-	51, // 58: nova.index.v1.IndexService.ListStreams:input_type -> nova.index.v1.ListStreamsRequest
-	53, // 59: nova.index.v1.IndexService.UpdateStream:input_type -> nova.index.v1.UpdateStreamRequest
-	55, // 60: nova.index.v1.IndexService.FreeName:input_type -> nova.index.v1.FreeNameRequest
-	57, // 61: nova.index.v1.IndexService.RemoveOrphan:input_type -> nova.index.v1.RemoveOrphanRequest
-	59, // 62: nova.index.v1.IndexService.PutDue:input_type -> nova.index.v1.PutDueRequest
-	61, // 63: nova.index.v1.IndexService.ListDue:input_type -> nova.index.v1.ListDueRequest
-	64, // 64: nova.index.v1.IndexService.DeleteDue:input_type -> nova.index.v1.DeleteDueRequest
-	1,  // 65: nova.index.v1.IndexService.OpenConstellation:output_type -> nova.index.v1.OpenConstellationResponse
-	3,  // 66: nova.index.v1.IndexService.GetLife:output_type -> nova.index.v1.GetLifeResponse
-	5,  // 67: nova.index.v1.IndexService.PutLife:output_type -> nova.index.v1.PutLifeResponse
-	8,  // 68: nova.index.v1.IndexService.ListLives:output_type -> nova.index.v1.ListLivesResponse
-	10, // 69: nova.index.v1.IndexService.DeleteLife:output_type -> nova.index.v1.DeleteLifeResponse
-	12, // 70: nova.index.v1.IndexService.GetShard:output_type -> nova.index.v1.GetShardResponse
-	14, // 71: nova.index.v1.IndexService.PutShard:output_type -> nova.index.v1.PutShardResponse
-	17, // 72: nova.index.v1.IndexService.ListShards:output_type -> nova.index.v1.ListShardsResponse
-	19, // 73: nova.index.v1.IndexService.GetChain:output_type -> nova.index.v1.GetChainResponse
-	21, // 74: nova.index.v1.IndexService.PutChain:output_type -> nova.index.v1.PutChainResponse
-	24, // 75: nova.index.v1.IndexService.ListChains:output_type -> nova.index.v1.ListChainsResponse
-	26, // 76: nova.index.v1.IndexService.PutDirectory:output_type -> nova.index.v1.PutDirectoryResponse
-	28, // 77: nova.index.v1.IndexService.ListDirectories:output_type -> nova.index.v1.ListDirectoriesResponse
-	30, // 78: nova.index.v1.IndexService.GetHead:output_type -> nova.index.v1.GetHeadResponse
-	32, // 79: nova.index.v1.IndexService.PutHead:output_type -> nova.index.v1.PutHeadResponse
-	34, // 80: nova.index.v1.IndexService.GetDescriptor:output_type -> nova.index.v1.GetDescriptorResponse
-	36, // 81: nova.index.v1.IndexService.CreateBucket:output_type -> nova.index.v1.CreateBucketResponse
-	38, // 82: nova.index.v1.IndexService.GetBucket:output_type -> nova.index.v1.GetBucketResponse
-	40, // 83: nova.index.v1.IndexService.ListBuckets:output_type -> nova.index.v1.ListBucketsResponse
-	42, // 84: nova.index.v1.IndexService.UpdateBucket:output_type -> nova.index.v1.UpdateBucketResponse
-	44, // 85: nova.index.v1.IndexService.BeginDeleteBucket:output_type -> nova.index.v1.BeginDeleteBucketResponse
-	46, // 86: nova.index.v1.IndexService.FinishDeleteBucket:output_type -> nova.index.v1.FinishDeleteBucketResponse
-	48, // 87: nova.index.v1.IndexService.CreateStream:output_type -> nova.index.v1.CreateStreamResponse
-	50, // 88: nova.index.v1.IndexService.ResolveStream:output_type -> nova.index.v1.ResolveStreamResponse
-	52, // 89: nova.index.v1.IndexService.ListStreams:output_type -> nova.index.v1.ListStreamsResponse
-	54, // 90: nova.index.v1.IndexService.UpdateStream:output_type -> nova.index.v1.UpdateStreamResponse
-	56, // 91: nova.index.v1.IndexService.FreeName:output_type -> nova.index.v1.FreeNameResponse
-	58, // 92: nova.index.v1.IndexService.RemoveOrphan:output_type -> nova.index.v1.RemoveOrphanResponse
-	60, // 93: nova.index.v1.IndexService.PutDue:output_type -> nova.index.v1.PutDueResponse
-	63, // 94: nova.index.v1.IndexService.ListDue:output_type -> nova.index.v1.ListDueResponse
-	65, // 95: nova.index.v1.IndexService.DeleteDue:output_type -> nova.index.v1.DeleteDueResponse
-	65, // [65:96] is the sub-list for method output_type
-	34, // [34:65] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	80, // 13: nova.index.v1.PutDirectoryRequest.directory:type_name -> nova.index.v1.Directory
+	80, // 14: nova.index.v1.ListDirectoriesResponse.directories:type_name -> nova.index.v1.Directory
+	81, // 15: nova.index.v1.GetHeadResponse.head:type_name -> nova.index.v1.Head
+	81, // 16: nova.index.v1.PutHeadRequest.head:type_name -> nova.index.v1.Head
+	82, // 17: nova.index.v1.GetSettledObjectResponse.object:type_name -> nova.index.v1.SettledObject
+	82, // 18: nova.index.v1.PutSettledObjectRequest.object:type_name -> nova.index.v1.SettledObject
+	83, // 19: nova.index.v1.GetDescriptorResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	84, // 20: nova.index.v1.CreateBucketRequest.config:type_name -> nova.v1.BucketConfig
+	85, // 21: nova.index.v1.CreateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	85, // 22: nova.index.v1.GetBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	85, // 23: nova.index.v1.ListBucketsResponse.buckets:type_name -> nova.index.v1.BucketRecord
+	84, // 24: nova.index.v1.UpdateBucketRequest.config:type_name -> nova.v1.BucketConfig
+	85, // 25: nova.index.v1.UpdateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	85, // 26: nova.index.v1.BeginDeleteBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	86, // 27: nova.index.v1.CreateStreamRequest.config:type_name -> nova.v1.StreamConfig
+	83, // 28: nova.index.v1.CreateStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	83, // 29: nova.index.v1.ResolveStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	83, // 30: nova.index.v1.ListStreamsResponse.streams:type_name -> nova.index.v1.StreamDescriptor
+	86, // 31: nova.index.v1.UpdateStreamRequest.config:type_name -> nova.v1.StreamConfig
+	83, // 32: nova.index.v1.UpdateStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	87, // 33: nova.index.v1.PutDueRequest.due:type_name -> nova.index.v1.Due
+	87, // 34: nova.index.v1.VersionedDue.due:type_name -> nova.index.v1.Due
+	72, // 35: nova.index.v1.ListDueResponse.due:type_name -> nova.index.v1.VersionedDue
+	0,  // 36: nova.index.v1.IndexService.OpenConstellation:input_type -> nova.index.v1.OpenConstellationRequest
+	2,  // 37: nova.index.v1.IndexService.GetLife:input_type -> nova.index.v1.GetLifeRequest
+	4,  // 38: nova.index.v1.IndexService.PutLife:input_type -> nova.index.v1.PutLifeRequest
+	6,  // 39: nova.index.v1.IndexService.ListLives:input_type -> nova.index.v1.ListLivesRequest
+	9,  // 40: nova.index.v1.IndexService.DeleteLife:input_type -> nova.index.v1.DeleteLifeRequest
+	11, // 41: nova.index.v1.IndexService.GetShard:input_type -> nova.index.v1.GetShardRequest
+	13, // 42: nova.index.v1.IndexService.PutShard:input_type -> nova.index.v1.PutShardRequest
+	15, // 43: nova.index.v1.IndexService.ListShards:input_type -> nova.index.v1.ListShardsRequest
+	18, // 44: nova.index.v1.IndexService.GetChain:input_type -> nova.index.v1.GetChainRequest
+	20, // 45: nova.index.v1.IndexService.PutChain:input_type -> nova.index.v1.PutChainRequest
+	22, // 46: nova.index.v1.IndexService.ListChains:input_type -> nova.index.v1.ListChainsRequest
+	25, // 47: nova.index.v1.IndexService.PutDirectory:input_type -> nova.index.v1.PutDirectoryRequest
+	27, // 48: nova.index.v1.IndexService.ListDirectories:input_type -> nova.index.v1.ListDirectoriesRequest
+	29, // 49: nova.index.v1.IndexService.DeleteDirectory:input_type -> nova.index.v1.DeleteDirectoryRequest
+	31, // 50: nova.index.v1.IndexService.GetHead:input_type -> nova.index.v1.GetHeadRequest
+	33, // 51: nova.index.v1.IndexService.PutHead:input_type -> nova.index.v1.PutHeadRequest
+	35, // 52: nova.index.v1.IndexService.DeleteHead:input_type -> nova.index.v1.DeleteHeadRequest
+	37, // 53: nova.index.v1.IndexService.GetSettledObject:input_type -> nova.index.v1.GetSettledObjectRequest
+	39, // 54: nova.index.v1.IndexService.PutSettledObject:input_type -> nova.index.v1.PutSettledObjectRequest
+	41, // 55: nova.index.v1.IndexService.DeleteSettledObject:input_type -> nova.index.v1.DeleteSettledObjectRequest
+	43, // 56: nova.index.v1.IndexService.GetDescriptor:input_type -> nova.index.v1.GetDescriptorRequest
+	45, // 57: nova.index.v1.IndexService.CreateBucket:input_type -> nova.index.v1.CreateBucketRequest
+	47, // 58: nova.index.v1.IndexService.GetBucket:input_type -> nova.index.v1.GetBucketRequest
+	49, // 59: nova.index.v1.IndexService.ListBuckets:input_type -> nova.index.v1.ListBucketsRequest
+	51, // 60: nova.index.v1.IndexService.UpdateBucket:input_type -> nova.index.v1.UpdateBucketRequest
+	53, // 61: nova.index.v1.IndexService.BeginDeleteBucket:input_type -> nova.index.v1.BeginDeleteBucketRequest
+	55, // 62: nova.index.v1.IndexService.FinishDeleteBucket:input_type -> nova.index.v1.FinishDeleteBucketRequest
+	57, // 63: nova.index.v1.IndexService.CreateStream:input_type -> nova.index.v1.CreateStreamRequest
+	59, // 64: nova.index.v1.IndexService.ResolveStream:input_type -> nova.index.v1.ResolveStreamRequest
+	61, // 65: nova.index.v1.IndexService.ListStreams:input_type -> nova.index.v1.ListStreamsRequest
+	63, // 66: nova.index.v1.IndexService.UpdateStream:input_type -> nova.index.v1.UpdateStreamRequest
+	65, // 67: nova.index.v1.IndexService.FreeName:input_type -> nova.index.v1.FreeNameRequest
+	67, // 68: nova.index.v1.IndexService.RemoveOrphan:input_type -> nova.index.v1.RemoveOrphanRequest
+	69, // 69: nova.index.v1.IndexService.PutDue:input_type -> nova.index.v1.PutDueRequest
+	71, // 70: nova.index.v1.IndexService.ListDue:input_type -> nova.index.v1.ListDueRequest
+	74, // 71: nova.index.v1.IndexService.DeleteDue:input_type -> nova.index.v1.DeleteDueRequest
+	1,  // 72: nova.index.v1.IndexService.OpenConstellation:output_type -> nova.index.v1.OpenConstellationResponse
+	3,  // 73: nova.index.v1.IndexService.GetLife:output_type -> nova.index.v1.GetLifeResponse
+	5,  // 74: nova.index.v1.IndexService.PutLife:output_type -> nova.index.v1.PutLifeResponse
+	8,  // 75: nova.index.v1.IndexService.ListLives:output_type -> nova.index.v1.ListLivesResponse
+	10, // 76: nova.index.v1.IndexService.DeleteLife:output_type -> nova.index.v1.DeleteLifeResponse
+	12, // 77: nova.index.v1.IndexService.GetShard:output_type -> nova.index.v1.GetShardResponse
+	14, // 78: nova.index.v1.IndexService.PutShard:output_type -> nova.index.v1.PutShardResponse
+	17, // 79: nova.index.v1.IndexService.ListShards:output_type -> nova.index.v1.ListShardsResponse
+	19, // 80: nova.index.v1.IndexService.GetChain:output_type -> nova.index.v1.GetChainResponse
+	21, // 81: nova.index.v1.IndexService.PutChain:output_type -> nova.index.v1.PutChainResponse
+	24, // 82: nova.index.v1.IndexService.ListChains:output_type -> nova.index.v1.ListChainsResponse
+	26, // 83: nova.index.v1.IndexService.PutDirectory:output_type -> nova.index.v1.PutDirectoryResponse
+	28, // 84: nova.index.v1.IndexService.ListDirectories:output_type -> nova.index.v1.ListDirectoriesResponse
+	30, // 85: nova.index.v1.IndexService.DeleteDirectory:output_type -> nova.index.v1.DeleteDirectoryResponse
+	32, // 86: nova.index.v1.IndexService.GetHead:output_type -> nova.index.v1.GetHeadResponse
+	34, // 87: nova.index.v1.IndexService.PutHead:output_type -> nova.index.v1.PutHeadResponse
+	36, // 88: nova.index.v1.IndexService.DeleteHead:output_type -> nova.index.v1.DeleteHeadResponse
+	38, // 89: nova.index.v1.IndexService.GetSettledObject:output_type -> nova.index.v1.GetSettledObjectResponse
+	40, // 90: nova.index.v1.IndexService.PutSettledObject:output_type -> nova.index.v1.PutSettledObjectResponse
+	42, // 91: nova.index.v1.IndexService.DeleteSettledObject:output_type -> nova.index.v1.DeleteSettledObjectResponse
+	44, // 92: nova.index.v1.IndexService.GetDescriptor:output_type -> nova.index.v1.GetDescriptorResponse
+	46, // 93: nova.index.v1.IndexService.CreateBucket:output_type -> nova.index.v1.CreateBucketResponse
+	48, // 94: nova.index.v1.IndexService.GetBucket:output_type -> nova.index.v1.GetBucketResponse
+	50, // 95: nova.index.v1.IndexService.ListBuckets:output_type -> nova.index.v1.ListBucketsResponse
+	52, // 96: nova.index.v1.IndexService.UpdateBucket:output_type -> nova.index.v1.UpdateBucketResponse
+	54, // 97: nova.index.v1.IndexService.BeginDeleteBucket:output_type -> nova.index.v1.BeginDeleteBucketResponse
+	56, // 98: nova.index.v1.IndexService.FinishDeleteBucket:output_type -> nova.index.v1.FinishDeleteBucketResponse
+	58, // 99: nova.index.v1.IndexService.CreateStream:output_type -> nova.index.v1.CreateStreamResponse
+	60, // 100: nova.index.v1.IndexService.ResolveStream:output_type -> nova.index.v1.ResolveStreamResponse
+	62, // 101: nova.index.v1.IndexService.ListStreams:output_type -> nova.index.v1.ListStreamsResponse
+	64, // 102: nova.index.v1.IndexService.UpdateStream:output_type -> nova.index.v1.UpdateStreamResponse
+	66, // 103: nova.index.v1.IndexService.FreeName:output_type -> nova.index.v1.FreeNameResponse
+	68, // 104: nova.index.v1.IndexService.RemoveOrphan:output_type -> nova.index.v1.RemoveOrphanResponse
+	70, // 105: nova.index.v1.IndexService.PutDue:output_type -> nova.index.v1.PutDueResponse
+	73, // 106: nova.index.v1.IndexService.ListDue:output_type -> nova.index.v1.ListDueResponse
+	75, // 107: nova.index.v1.IndexService.DeleteDue:output_type -> nova.index.v1.DeleteDueResponse
+	72, // [72:108] is the sub-list for method output_type
+	36, // [36:72] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_nova_index_v1_index_proto_init() }
@@ -3824,7 +4331,7 @@ func file_nova_index_v1_index_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_index_v1_index_proto_rawDesc), len(file_nova_index_v1_index_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   66,
+			NumMessages:   76,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,37 +19,42 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	IndexService_OpenConstellation_FullMethodName  = "/nova.index.v1.IndexService/OpenConstellation"
-	IndexService_GetLife_FullMethodName            = "/nova.index.v1.IndexService/GetLife"
-	IndexService_PutLife_FullMethodName            = "/nova.index.v1.IndexService/PutLife"
-	IndexService_ListLives_FullMethodName          = "/nova.index.v1.IndexService/ListLives"
-	IndexService_DeleteLife_FullMethodName         = "/nova.index.v1.IndexService/DeleteLife"
-	IndexService_GetShard_FullMethodName           = "/nova.index.v1.IndexService/GetShard"
-	IndexService_PutShard_FullMethodName           = "/nova.index.v1.IndexService/PutShard"
-	IndexService_ListShards_FullMethodName         = "/nova.index.v1.IndexService/ListShards"
-	IndexService_GetChain_FullMethodName           = "/nova.index.v1.IndexService/GetChain"
-	IndexService_PutChain_FullMethodName           = "/nova.index.v1.IndexService/PutChain"
-	IndexService_ListChains_FullMethodName         = "/nova.index.v1.IndexService/ListChains"
-	IndexService_PutDirectory_FullMethodName       = "/nova.index.v1.IndexService/PutDirectory"
-	IndexService_ListDirectories_FullMethodName    = "/nova.index.v1.IndexService/ListDirectories"
-	IndexService_GetHead_FullMethodName            = "/nova.index.v1.IndexService/GetHead"
-	IndexService_PutHead_FullMethodName            = "/nova.index.v1.IndexService/PutHead"
-	IndexService_GetDescriptor_FullMethodName      = "/nova.index.v1.IndexService/GetDescriptor"
-	IndexService_CreateBucket_FullMethodName       = "/nova.index.v1.IndexService/CreateBucket"
-	IndexService_GetBucket_FullMethodName          = "/nova.index.v1.IndexService/GetBucket"
-	IndexService_ListBuckets_FullMethodName        = "/nova.index.v1.IndexService/ListBuckets"
-	IndexService_UpdateBucket_FullMethodName       = "/nova.index.v1.IndexService/UpdateBucket"
-	IndexService_BeginDeleteBucket_FullMethodName  = "/nova.index.v1.IndexService/BeginDeleteBucket"
-	IndexService_FinishDeleteBucket_FullMethodName = "/nova.index.v1.IndexService/FinishDeleteBucket"
-	IndexService_CreateStream_FullMethodName       = "/nova.index.v1.IndexService/CreateStream"
-	IndexService_ResolveStream_FullMethodName      = "/nova.index.v1.IndexService/ResolveStream"
-	IndexService_ListStreams_FullMethodName        = "/nova.index.v1.IndexService/ListStreams"
-	IndexService_UpdateStream_FullMethodName       = "/nova.index.v1.IndexService/UpdateStream"
-	IndexService_FreeName_FullMethodName           = "/nova.index.v1.IndexService/FreeName"
-	IndexService_RemoveOrphan_FullMethodName       = "/nova.index.v1.IndexService/RemoveOrphan"
-	IndexService_PutDue_FullMethodName             = "/nova.index.v1.IndexService/PutDue"
-	IndexService_ListDue_FullMethodName            = "/nova.index.v1.IndexService/ListDue"
-	IndexService_DeleteDue_FullMethodName          = "/nova.index.v1.IndexService/DeleteDue"
+	IndexService_OpenConstellation_FullMethodName   = "/nova.index.v1.IndexService/OpenConstellation"
+	IndexService_GetLife_FullMethodName             = "/nova.index.v1.IndexService/GetLife"
+	IndexService_PutLife_FullMethodName             = "/nova.index.v1.IndexService/PutLife"
+	IndexService_ListLives_FullMethodName           = "/nova.index.v1.IndexService/ListLives"
+	IndexService_DeleteLife_FullMethodName          = "/nova.index.v1.IndexService/DeleteLife"
+	IndexService_GetShard_FullMethodName            = "/nova.index.v1.IndexService/GetShard"
+	IndexService_PutShard_FullMethodName            = "/nova.index.v1.IndexService/PutShard"
+	IndexService_ListShards_FullMethodName          = "/nova.index.v1.IndexService/ListShards"
+	IndexService_GetChain_FullMethodName            = "/nova.index.v1.IndexService/GetChain"
+	IndexService_PutChain_FullMethodName            = "/nova.index.v1.IndexService/PutChain"
+	IndexService_ListChains_FullMethodName          = "/nova.index.v1.IndexService/ListChains"
+	IndexService_PutDirectory_FullMethodName        = "/nova.index.v1.IndexService/PutDirectory"
+	IndexService_ListDirectories_FullMethodName     = "/nova.index.v1.IndexService/ListDirectories"
+	IndexService_DeleteDirectory_FullMethodName     = "/nova.index.v1.IndexService/DeleteDirectory"
+	IndexService_GetHead_FullMethodName             = "/nova.index.v1.IndexService/GetHead"
+	IndexService_PutHead_FullMethodName             = "/nova.index.v1.IndexService/PutHead"
+	IndexService_DeleteHead_FullMethodName          = "/nova.index.v1.IndexService/DeleteHead"
+	IndexService_GetSettledObject_FullMethodName    = "/nova.index.v1.IndexService/GetSettledObject"
+	IndexService_PutSettledObject_FullMethodName    = "/nova.index.v1.IndexService/PutSettledObject"
+	IndexService_DeleteSettledObject_FullMethodName = "/nova.index.v1.IndexService/DeleteSettledObject"
+	IndexService_GetDescriptor_FullMethodName       = "/nova.index.v1.IndexService/GetDescriptor"
+	IndexService_CreateBucket_FullMethodName        = "/nova.index.v1.IndexService/CreateBucket"
+	IndexService_GetBucket_FullMethodName           = "/nova.index.v1.IndexService/GetBucket"
+	IndexService_ListBuckets_FullMethodName         = "/nova.index.v1.IndexService/ListBuckets"
+	IndexService_UpdateBucket_FullMethodName        = "/nova.index.v1.IndexService/UpdateBucket"
+	IndexService_BeginDeleteBucket_FullMethodName   = "/nova.index.v1.IndexService/BeginDeleteBucket"
+	IndexService_FinishDeleteBucket_FullMethodName  = "/nova.index.v1.IndexService/FinishDeleteBucket"
+	IndexService_CreateStream_FullMethodName        = "/nova.index.v1.IndexService/CreateStream"
+	IndexService_ResolveStream_FullMethodName       = "/nova.index.v1.IndexService/ResolveStream"
+	IndexService_ListStreams_FullMethodName         = "/nova.index.v1.IndexService/ListStreams"
+	IndexService_UpdateStream_FullMethodName        = "/nova.index.v1.IndexService/UpdateStream"
+	IndexService_FreeName_FullMethodName            = "/nova.index.v1.IndexService/FreeName"
+	IndexService_RemoveOrphan_FullMethodName        = "/nova.index.v1.IndexService/RemoveOrphan"
+	IndexService_PutDue_FullMethodName              = "/nova.index.v1.IndexService/PutDue"
+	IndexService_ListDue_FullMethodName             = "/nova.index.v1.IndexService/ListDue"
+	IndexService_DeleteDue_FullMethodName           = "/nova.index.v1.IndexService/DeleteDue"
 )
 
 // IndexServiceClient is the client API for IndexService service.
@@ -76,8 +81,17 @@ type IndexServiceClient interface {
 	ListChains(ctx context.Context, in *ListChainsRequest, opts ...grpc.CallOption) (*ListChainsResponse, error)
 	PutDirectory(ctx context.Context, in *PutDirectoryRequest, opts ...grpc.CallOption) (*PutDirectoryResponse, error)
 	ListDirectories(ctx context.Context, in *ListDirectoriesRequest, opts ...grpc.CallOption) (*ListDirectoriesResponse, error)
+	// Removes the row of a directory below settled_to; one that is gone is a success.
+	DeleteDirectory(ctx context.Context, in *DeleteDirectoryRequest, opts ...grpc.CallOption) (*DeleteDirectoryResponse, error)
 	GetHead(ctx context.Context, in *GetHeadRequest, opts ...grpc.CallOption) (*GetHeadResponse, error)
 	PutHead(ctx context.Context, in *PutHeadRequest, opts ...grpc.CallOption) (*PutHeadResponse, error)
+	// Removes a DELETED head that names nothing, and the descriptor if it is there
+	// still. One that is gone is a success.
+	DeleteHead(ctx context.Context, in *DeleteHeadRequest, opts ...grpc.CallOption) (*DeleteHeadResponse, error)
+	GetSettledObject(ctx context.Context, in *GetSettledObjectRequest, opts ...grpc.CallOption) (*GetSettledObjectResponse, error)
+	PutSettledObject(ctx context.Context, in *PutSettledObjectRequest, opts ...grpc.CallOption) (*PutSettledObjectResponse, error)
+	// Removes a CONDEMNED row of a version; one that is gone is a success.
+	DeleteSettledObject(ctx context.Context, in *DeleteSettledObjectRequest, opts ...grpc.CallOption) (*DeleteSettledObjectResponse, error)
 	// The stream's descriptor by id.
 	GetDescriptor(ctx context.Context, in *GetDescriptorRequest, opts ...grpc.CallOption) (*GetDescriptorResponse, error)
 	// Buckets and names. These are whole operations, each an ordered, idempotent
@@ -242,6 +256,16 @@ func (c *indexServiceClient) ListDirectories(ctx context.Context, in *ListDirect
 	return out, nil
 }
 
+func (c *indexServiceClient) DeleteDirectory(ctx context.Context, in *DeleteDirectoryRequest, opts ...grpc.CallOption) (*DeleteDirectoryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteDirectoryResponse)
+	err := c.cc.Invoke(ctx, IndexService_DeleteDirectory_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *indexServiceClient) GetHead(ctx context.Context, in *GetHeadRequest, opts ...grpc.CallOption) (*GetHeadResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetHeadResponse)
@@ -256,6 +280,46 @@ func (c *indexServiceClient) PutHead(ctx context.Context, in *PutHeadRequest, op
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PutHeadResponse)
 	err := c.cc.Invoke(ctx, IndexService_PutHead_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *indexServiceClient) DeleteHead(ctx context.Context, in *DeleteHeadRequest, opts ...grpc.CallOption) (*DeleteHeadResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteHeadResponse)
+	err := c.cc.Invoke(ctx, IndexService_DeleteHead_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *indexServiceClient) GetSettledObject(ctx context.Context, in *GetSettledObjectRequest, opts ...grpc.CallOption) (*GetSettledObjectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetSettledObjectResponse)
+	err := c.cc.Invoke(ctx, IndexService_GetSettledObject_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *indexServiceClient) PutSettledObject(ctx context.Context, in *PutSettledObjectRequest, opts ...grpc.CallOption) (*PutSettledObjectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PutSettledObjectResponse)
+	err := c.cc.Invoke(ctx, IndexService_PutSettledObject_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *indexServiceClient) DeleteSettledObject(ctx context.Context, in *DeleteSettledObjectRequest, opts ...grpc.CallOption) (*DeleteSettledObjectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteSettledObjectResponse)
+	err := c.cc.Invoke(ctx, IndexService_DeleteSettledObject_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -446,8 +510,17 @@ type IndexServiceServer interface {
 	ListChains(context.Context, *ListChainsRequest) (*ListChainsResponse, error)
 	PutDirectory(context.Context, *PutDirectoryRequest) (*PutDirectoryResponse, error)
 	ListDirectories(context.Context, *ListDirectoriesRequest) (*ListDirectoriesResponse, error)
+	// Removes the row of a directory below settled_to; one that is gone is a success.
+	DeleteDirectory(context.Context, *DeleteDirectoryRequest) (*DeleteDirectoryResponse, error)
 	GetHead(context.Context, *GetHeadRequest) (*GetHeadResponse, error)
 	PutHead(context.Context, *PutHeadRequest) (*PutHeadResponse, error)
+	// Removes a DELETED head that names nothing, and the descriptor if it is there
+	// still. One that is gone is a success.
+	DeleteHead(context.Context, *DeleteHeadRequest) (*DeleteHeadResponse, error)
+	GetSettledObject(context.Context, *GetSettledObjectRequest) (*GetSettledObjectResponse, error)
+	PutSettledObject(context.Context, *PutSettledObjectRequest) (*PutSettledObjectResponse, error)
+	// Removes a CONDEMNED row of a version; one that is gone is a success.
+	DeleteSettledObject(context.Context, *DeleteSettledObjectRequest) (*DeleteSettledObjectResponse, error)
 	// The stream's descriptor by id.
 	GetDescriptor(context.Context, *GetDescriptorRequest) (*GetDescriptorResponse, error)
 	// Buckets and names. These are whole operations, each an ordered, idempotent
@@ -521,11 +594,26 @@ func (UnimplementedIndexServiceServer) PutDirectory(context.Context, *PutDirecto
 func (UnimplementedIndexServiceServer) ListDirectories(context.Context, *ListDirectoriesRequest) (*ListDirectoriesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListDirectories not implemented")
 }
+func (UnimplementedIndexServiceServer) DeleteDirectory(context.Context, *DeleteDirectoryRequest) (*DeleteDirectoryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteDirectory not implemented")
+}
 func (UnimplementedIndexServiceServer) GetHead(context.Context, *GetHeadRequest) (*GetHeadResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetHead not implemented")
 }
 func (UnimplementedIndexServiceServer) PutHead(context.Context, *PutHeadRequest) (*PutHeadResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PutHead not implemented")
+}
+func (UnimplementedIndexServiceServer) DeleteHead(context.Context, *DeleteHeadRequest) (*DeleteHeadResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteHead not implemented")
+}
+func (UnimplementedIndexServiceServer) GetSettledObject(context.Context, *GetSettledObjectRequest) (*GetSettledObjectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetSettledObject not implemented")
+}
+func (UnimplementedIndexServiceServer) PutSettledObject(context.Context, *PutSettledObjectRequest) (*PutSettledObjectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PutSettledObject not implemented")
+}
+func (UnimplementedIndexServiceServer) DeleteSettledObject(context.Context, *DeleteSettledObjectRequest) (*DeleteSettledObjectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteSettledObject not implemented")
 }
 func (UnimplementedIndexServiceServer) GetDescriptor(context.Context, *GetDescriptorRequest) (*GetDescriptorResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetDescriptor not implemented")
@@ -830,6 +918,24 @@ func _IndexService_ListDirectories_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IndexService_DeleteDirectory_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteDirectoryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IndexServiceServer).DeleteDirectory(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IndexService_DeleteDirectory_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IndexServiceServer).DeleteDirectory(ctx, req.(*DeleteDirectoryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _IndexService_GetHead_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetHeadRequest)
 	if err := dec(in); err != nil {
@@ -862,6 +968,78 @@ func _IndexService_PutHead_Handler(srv interface{}, ctx context.Context, dec fun
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(IndexServiceServer).PutHead(ctx, req.(*PutHeadRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IndexService_DeleteHead_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteHeadRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IndexServiceServer).DeleteHead(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IndexService_DeleteHead_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IndexServiceServer).DeleteHead(ctx, req.(*DeleteHeadRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IndexService_GetSettledObject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetSettledObjectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IndexServiceServer).GetSettledObject(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IndexService_GetSettledObject_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IndexServiceServer).GetSettledObject(ctx, req.(*GetSettledObjectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IndexService_PutSettledObject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PutSettledObjectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IndexServiceServer).PutSettledObject(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IndexService_PutSettledObject_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IndexServiceServer).PutSettledObject(ctx, req.(*PutSettledObjectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IndexService_DeleteSettledObject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteSettledObjectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IndexServiceServer).DeleteSettledObject(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IndexService_DeleteSettledObject_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IndexServiceServer).DeleteSettledObject(ctx, req.(*DeleteSettledObjectRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1214,12 +1392,32 @@ var IndexService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _IndexService_ListDirectories_Handler,
 		},
 		{
+			MethodName: "DeleteDirectory",
+			Handler:    _IndexService_DeleteDirectory_Handler,
+		},
+		{
 			MethodName: "GetHead",
 			Handler:    _IndexService_GetHead_Handler,
 		},
 		{
 			MethodName: "PutHead",
 			Handler:    _IndexService_PutHead_Handler,
+		},
+		{
+			MethodName: "DeleteHead",
+			Handler:    _IndexService_DeleteHead_Handler,
+		},
+		{
+			MethodName: "GetSettledObject",
+			Handler:    _IndexService_GetSettledObject_Handler,
+		},
+		{
+			MethodName: "PutSettledObject",
+			Handler:    _IndexService_PutSettledObject_Handler,
+		},
+		{
+			MethodName: "DeleteSettledObject",
+			Handler:    _IndexService_DeleteSettledObject_Handler,
 		},
 		{
 			MethodName: "GetDescriptor",

@@ -242,6 +242,65 @@ func (HeadState) EnumDescriptor() ([]byte, []int) {
 	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{3}
 }
 
+// SettledState: ADOPTING -> ADOPTED, or ADOPTING -> CONDEMNED -> ADOPTED; ADOPTED
+// -> CONDEMNED when nothing in it is live.
+type SettledState int32
+
+const (
+	SettledState_SETTLED_STATE_UNSPECIFIED SettledState = 0
+	// Its maker may still have heads name it: before each such change the maker
+	// changes this row, after it has read the head.
+	SettledState_SETTLED_STATE_ADOPTING SettledState = 1
+	// No head will name it that does not yet; live says which runs are named.
+	SettledState_SETTLED_STATE_ADOPTED SettledState = 2
+	// Its maker may not have heads name it any more: they are being looked at, or
+	// none names it and it is being deleted.
+	SettledState_SETTLED_STATE_CONDEMNED SettledState = 3
+)
+
+// Enum value maps for SettledState.
+var (
+	SettledState_name = map[int32]string{
+		0: "SETTLED_STATE_UNSPECIFIED",
+		1: "SETTLED_STATE_ADOPTING",
+		2: "SETTLED_STATE_ADOPTED",
+		3: "SETTLED_STATE_CONDEMNED",
+	}
+	SettledState_value = map[string]int32{
+		"SETTLED_STATE_UNSPECIFIED": 0,
+		"SETTLED_STATE_ADOPTING":    1,
+		"SETTLED_STATE_ADOPTED":     2,
+		"SETTLED_STATE_CONDEMNED":   3,
+	}
+)
+
+func (x SettledState) Enum() *SettledState {
+	p := new(SettledState)
+	*p = x
+	return p
+}
+
+func (x SettledState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SettledState) Descriptor() protoreflect.EnumDescriptor {
+	return file_nova_index_v1_records_proto_enumTypes[4].Descriptor()
+}
+
+func (SettledState) Type() protoreflect.EnumType {
+	return &file_nova_index_v1_records_proto_enumTypes[4]
+}
+
+func (x SettledState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SettledState.Descriptor instead.
+func (SettledState) EnumDescriptor() ([]byte, []int) {
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{4}
+}
+
 // Constellation is one deployment; one row.
 type Constellation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -441,8 +500,12 @@ type Binding struct {
 	ChainId string                 `protobuf:"bytes,1,opt,name=chain_id,json=chainId,proto3" json:"chain_id,omitempty"`
 	// Where the shard's part of the chain ends: only entries in slots below it
 	// count. 0 with cut_known false: not decided yet.
-	Cut           uint64 `protobuf:"varint,2,opt,name=cut,proto3" json:"cut,omitempty"`
-	CutKnown      bool   `protobuf:"varint,3,opt,name=cut_known,json=cutKnown,proto3" json:"cut_known,omitempty"`
+	Cut      uint64 `protobuf:"varint,2,opt,name=cut,proto3" json:"cut,omitempty"`
+	CutKnown bool   `protobuf:"varint,3,opt,name=cut_known,json=cutKnown,proto3" json:"cut_known,omitempty"`
+	// The epoch under which the chain was bound: the shard's entries of epochs from
+	// it up to the next binding's are in this chain. A chain that is bound again,
+	// after another, is there twice. 0: not told; before all others.
+	Epoch         uint64 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -496,6 +559,13 @@ func (x *Binding) GetCutKnown() bool {
 		return x.CutKnown
 	}
 	return false
+}
+
+func (x *Binding) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
 }
 
 // Shard says who numbers a shard's records.
@@ -688,7 +758,11 @@ type Chain struct {
 	CreatedAt int64  `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	Attempt   string `protobuf:"bytes,13,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// The most flights that its writer has in the air; 0: not told.
-	Lanes         uint32 `protobuf:"varint,14,opt,name=lanes,proto3" json:"lanes,omitempty"`
+	Lanes uint32 `protobuf:"varint,14,opt,name=lanes,proto3" json:"lanes,omitempty"`
+	// Slots and directories below it are deleted, but for what pins keep.
+	ReclaimedTo uint64 `protobuf:"varint,15,opt,name=reclaimed_to,json=reclaimedTo,proto3" json:"reclaimed_to,omitempty"`
+	// Slots below settled_to that are kept for the repair of quarantined streams.
+	Pins          []*ChainPin `protobuf:"bytes,16,rep,name=pins,proto3" json:"pins,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -821,6 +895,81 @@ func (x *Chain) GetLanes() uint32 {
 	return 0
 }
 
+func (x *Chain) GetReclaimedTo() uint64 {
+	if x != nil {
+		return x.ReclaimedTo
+	}
+	return 0
+}
+
+func (x *Chain) GetPins() []*ChainPin {
+	if x != nil {
+		return x.Pins
+	}
+	return nil
+}
+
+// ChainPin keeps slots [from, to) of the chain for a quarantined stream.
+type ChainPin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	StreamId      string                 `protobuf:"bytes,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	From          uint64                 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`
+	To            uint64                 `protobuf:"varint,3,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChainPin) Reset() {
+	*x = ChainPin{}
+	mi := &file_nova_index_v1_records_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChainPin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChainPin) ProtoMessage() {}
+
+func (x *ChainPin) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_records_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChainPin.ProtoReflect.Descriptor instead.
+func (*ChainPin) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ChainPin) GetStreamId() string {
+	if x != nil {
+		return x.StreamId
+	}
+	return ""
+}
+
+func (x *ChainPin) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *ChainPin) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
 // Directory names the object that merges the footers of [from, to).
 type Directory struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -831,15 +980,19 @@ type Directory struct {
 	// Bytes.
 	Size uint64 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
 	// The shards that have entries in it, sorted.
-	Shards        []uint32 `protobuf:"varint,6,rep,packed,name=shards,proto3" json:"shards,omitempty"`
-	Attempt       string   `protobuf:"bytes,7,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Shards  []uint32 `protobuf:"varint,6,rep,packed,name=shards,proto3" json:"shards,omitempty"`
+	Attempt string   `protobuf:"bytes,7,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Bytes of the window's entries in their slots, and when the window was
+	// absorbed (milliseconds since the Unix epoch): settling goes by both.
+	EntryBytes    uint64 `protobuf:"varint,8,opt,name=entry_bytes,json=entryBytes,proto3" json:"entry_bytes,omitempty"`
+	AbsorbedAt    int64  `protobuf:"varint,9,opt,name=absorbed_at,json=absorbedAt,proto3" json:"absorbed_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Directory) Reset() {
 	*x = Directory{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[6]
+	mi := &file_nova_index_v1_records_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -851,7 +1004,7 @@ func (x *Directory) String() string {
 func (*Directory) ProtoMessage() {}
 
 func (x *Directory) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[6]
+	mi := &file_nova_index_v1_records_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -864,7 +1017,7 @@ func (x *Directory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Directory.ProtoReflect.Descriptor instead.
 func (*Directory) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{6}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Directory) GetChainId() string {
@@ -916,6 +1069,20 @@ func (x *Directory) GetAttempt() string {
 	return ""
 }
 
+func (x *Directory) GetEntryBytes() uint64 {
+	if x != nil {
+		return x.EntryBytes
+	}
+	return 0
+}
+
+func (x *Directory) GetAbsorbedAt() int64 {
+	if x != nil {
+		return x.AbsorbedAt
+	}
+	return 0
+}
+
 // StreamDescriptor holds what a stream is: one row per stream.
 type StreamDescriptor struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -940,7 +1107,7 @@ type StreamDescriptor struct {
 
 func (x *StreamDescriptor) Reset() {
 	*x = StreamDescriptor{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[7]
+	mi := &file_nova_index_v1_records_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1119,7 @@ func (x *StreamDescriptor) String() string {
 func (*StreamDescriptor) ProtoMessage() {}
 
 func (x *StreamDescriptor) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[7]
+	mi := &file_nova_index_v1_records_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1132,7 @@ func (x *StreamDescriptor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamDescriptor.ProtoReflect.Descriptor instead.
 func (*StreamDescriptor) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{7}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StreamDescriptor) GetStreamId() string {
@@ -1060,7 +1227,7 @@ type ProducerBatch struct {
 
 func (x *ProducerBatch) Reset() {
 	*x = ProducerBatch{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[8]
+	mi := &file_nova_index_v1_records_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1239,7 @@ func (x *ProducerBatch) String() string {
 func (*ProducerBatch) ProtoMessage() {}
 
 func (x *ProducerBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[8]
+	mi := &file_nova_index_v1_records_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1252,7 @@ func (x *ProducerBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProducerBatch.ProtoReflect.Descriptor instead.
 func (*ProducerBatch) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{8}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ProducerBatch) GetBatchSeq() uint64 {
@@ -1146,7 +1313,7 @@ type ProducerState struct {
 
 func (x *ProducerState) Reset() {
 	*x = ProducerState{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[9]
+	mi := &file_nova_index_v1_records_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1325,7 @@ func (x *ProducerState) String() string {
 func (*ProducerState) ProtoMessage() {}
 
 func (x *ProducerState) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[9]
+	mi := &file_nova_index_v1_records_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1338,7 @@ func (x *ProducerState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProducerState.ProtoReflect.Descriptor instead.
 func (*ProducerState) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{9}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ProducerState) GetProducerId() string {
@@ -1215,7 +1382,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[10]
+	mi := &file_nova_index_v1_records_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1394,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[10]
+	mi := &file_nova_index_v1_records_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1407,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{10}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Pin) GetChainId() string {
@@ -1296,14 +1463,28 @@ type Head struct {
 	// How many producers were forgotten.
 	ProducersForgotten uint64 `protobuf:"varint,16,opt,name=producers_forgotten,json=producersForgotten,proto3" json:"producers_forgotten,omitempty"`
 	// The slots that a quarantine keeps; at most 16.
-	Pins          []*Pin `protobuf:"bytes,17,rep,name=pins,proto3" json:"pins,omitempty"`
+	Pins []*Pin `protobuf:"bytes,17,rep,name=pins,proto3" json:"pins,omitempty"`
+	// Of the bucket it was made in: settled objects are shared within one only.
+	BucketId string `protobuf:"bytes,18,opt,name=bucket_id,json=bucketId,proto3" json:"bucket_id,omitempty"`
+	// Where the settled records are, oldest first, without gaps: those of the
+	// pages, then those of the refs. They cover [dropped_to, tail), and may begin
+	// lower.
+	Pages []*RefPage `protobuf:"bytes,19,rep,name=pages,proto3" json:"pages,omitempty"`
+	Refs  []*Ref     `protobuf:"bytes,20,rep,name=refs,proto3" json:"refs,omitempty"`
+	// Refs that end at or below it name nothing any more, wherever they still
+	// stand: their objects may be deleted. At most trim.
+	DroppedTo uint64 `protobuf:"varint,21,opt,name=dropped_to,json=droppedTo,proto3" json:"dropped_to,omitempty"`
+	// Of a DELETED head: where the DELETE entry is. The head is removed only when
+	// settled_to of that chain has passed the slot.
+	DeletedChain  string `protobuf:"bytes,22,opt,name=deleted_chain,json=deletedChain,proto3" json:"deleted_chain,omitempty"`
+	DeletedSlot   uint64 `protobuf:"varint,23,opt,name=deleted_slot,json=deletedSlot,proto3" json:"deleted_slot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Head) Reset() {
 	*x = Head{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[11]
+	mi := &file_nova_index_v1_records_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1496,7 @@ func (x *Head) String() string {
 func (*Head) ProtoMessage() {}
 
 func (x *Head) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[11]
+	mi := &file_nova_index_v1_records_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1509,7 @@ func (x *Head) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Head.ProtoReflect.Descriptor instead.
 func (*Head) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{11}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Head) GetStreamId() string {
@@ -1450,6 +1631,496 @@ func (x *Head) GetPins() []*Pin {
 	return nil
 }
 
+func (x *Head) GetBucketId() string {
+	if x != nil {
+		return x.BucketId
+	}
+	return ""
+}
+
+func (x *Head) GetPages() []*RefPage {
+	if x != nil {
+		return x.Pages
+	}
+	return nil
+}
+
+func (x *Head) GetRefs() []*Ref {
+	if x != nil {
+		return x.Refs
+	}
+	return nil
+}
+
+func (x *Head) GetDroppedTo() uint64 {
+	if x != nil {
+		return x.DroppedTo
+	}
+	return 0
+}
+
+func (x *Head) GetDeletedChain() string {
+	if x != nil {
+		return x.DeletedChain
+	}
+	return ""
+}
+
+func (x *Head) GetDeletedSlot() uint64 {
+	if x != nil {
+		return x.DeletedSlot
+	}
+	return 0
+}
+
+// Ref says where records [first_seq, next_seq) of a stream are settled: a run of
+// frames in an object. docs/formats.md specifies the object.
+type Ref struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Key of the object, and the run's number in it.
+	Object string `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	Run    uint32 `protobuf:"varint,2,opt,name=run,proto3" json:"run,omitempty"`
+	// Counts rewrites.
+	Generation uint32 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	FirstSeq   uint64 `protobuf:"varint,4,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
+	NextSeq    uint64 `protobuf:"varint,5,opt,name=next_seq,json=nextSeq,proto3" json:"next_seq,omitempty"`
+	// Of the first and last record, milliseconds since the Unix epoch.
+	FirstTimestamp int64 `protobuf:"varint,6,opt,name=first_timestamp,json=firstTimestamp,proto3" json:"first_timestamp,omitempty"`
+	LastTimestamp  int64 `protobuf:"varint,7,opt,name=last_timestamp,json=lastTimestamp,proto3" json:"last_timestamp,omitempty"`
+	// Content hash before the first and after the last record.
+	HashBefore uint64 `protobuf:"fixed64,8,opt,name=hash_before,json=hashBefore,proto3" json:"hash_before,omitempty"`
+	HashAfter  uint64 `protobuf:"fixed64,9,opt,name=hash_after,json=hashAfter,proto3" json:"hash_after,omitempty"`
+	// The bytes of the run's frames in the object.
+	Offset uint64 `protobuf:"varint,10,opt,name=offset,proto3" json:"offset,omitempty"`
+	Length uint64 `protobuf:"varint,11,opt,name=length,proto3" json:"length,omitempty"`
+	// How many frames. Of a run of one, offset and length are the frame's.
+	Frames uint32 `protobuf:"varint,12,opt,name=frames,proto3" json:"frames,omitempty"`
+	// The bytes of the run's index of frames; of a run of one frame it is not
+	// needed.
+	IndexOffset   uint64 `protobuf:"varint,13,opt,name=index_offset,json=indexOffset,proto3" json:"index_offset,omitempty"`
+	IndexLength   uint32 `protobuf:"varint,14,opt,name=index_length,json=indexLength,proto3" json:"index_length,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ref) Reset() {
+	*x = Ref{}
+	mi := &file_nova_index_v1_records_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ref) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ref) ProtoMessage() {}
+
+func (x *Ref) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_records_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ref.ProtoReflect.Descriptor instead.
+func (*Ref) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Ref) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *Ref) GetRun() uint32 {
+	if x != nil {
+		return x.Run
+	}
+	return 0
+}
+
+func (x *Ref) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Ref) GetFirstSeq() uint64 {
+	if x != nil {
+		return x.FirstSeq
+	}
+	return 0
+}
+
+func (x *Ref) GetNextSeq() uint64 {
+	if x != nil {
+		return x.NextSeq
+	}
+	return 0
+}
+
+func (x *Ref) GetFirstTimestamp() int64 {
+	if x != nil {
+		return x.FirstTimestamp
+	}
+	return 0
+}
+
+func (x *Ref) GetLastTimestamp() int64 {
+	if x != nil {
+		return x.LastTimestamp
+	}
+	return 0
+}
+
+func (x *Ref) GetHashBefore() uint64 {
+	if x != nil {
+		return x.HashBefore
+	}
+	return 0
+}
+
+func (x *Ref) GetHashAfter() uint64 {
+	if x != nil {
+		return x.HashAfter
+	}
+	return 0
+}
+
+func (x *Ref) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *Ref) GetLength() uint64 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *Ref) GetFrames() uint32 {
+	if x != nil {
+		return x.Frames
+	}
+	return 0
+}
+
+func (x *Ref) GetIndexOffset() uint64 {
+	if x != nil {
+		return x.IndexOffset
+	}
+	return 0
+}
+
+func (x *Ref) GetIndexLength() uint32 {
+	if x != nil {
+		return x.IndexLength
+	}
+	return 0
+}
+
+// RefPage names an object that holds refs of a stream (level 1) or pages of the
+// level below, oldest first, without gaps.
+type RefPage struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Object string                 `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	// 1: it holds refs.
+	Level          uint32 `protobuf:"varint,2,opt,name=level,proto3" json:"level,omitempty"`
+	FirstSeq       uint64 `protobuf:"varint,3,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
+	NextSeq        uint64 `protobuf:"varint,4,opt,name=next_seq,json=nextSeq,proto3" json:"next_seq,omitempty"`
+	FirstTimestamp int64  `protobuf:"varint,5,opt,name=first_timestamp,json=firstTimestamp,proto3" json:"first_timestamp,omitempty"`
+	LastTimestamp  int64  `protobuf:"varint,6,opt,name=last_timestamp,json=lastTimestamp,proto3" json:"last_timestamp,omitempty"`
+	// Bytes of the frames of all refs below it, and how many refs.
+	StoredBytes uint64 `protobuf:"varint,7,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
+	Refs        uint64 `protobuf:"varint,8,opt,name=refs,proto3" json:"refs,omitempty"`
+	// Bytes of the page object.
+	Size          uint32 `protobuf:"varint,9,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefPage) Reset() {
+	*x = RefPage{}
+	mi := &file_nova_index_v1_records_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefPage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefPage) ProtoMessage() {}
+
+func (x *RefPage) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_records_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefPage.ProtoReflect.Descriptor instead.
+func (*RefPage) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RefPage) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *RefPage) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *RefPage) GetFirstSeq() uint64 {
+	if x != nil {
+		return x.FirstSeq
+	}
+	return 0
+}
+
+func (x *RefPage) GetNextSeq() uint64 {
+	if x != nil {
+		return x.NextSeq
+	}
+	return 0
+}
+
+func (x *RefPage) GetFirstTimestamp() int64 {
+	if x != nil {
+		return x.FirstTimestamp
+	}
+	return 0
+}
+
+func (x *RefPage) GetLastTimestamp() int64 {
+	if x != nil {
+		return x.LastTimestamp
+	}
+	return 0
+}
+
+func (x *RefPage) GetStoredBytes() uint64 {
+	if x != nil {
+		return x.StoredBytes
+	}
+	return 0
+}
+
+func (x *RefPage) GetRefs() uint64 {
+	if x != nil {
+		return x.Refs
+	}
+	return 0
+}
+
+func (x *RefPage) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+// RefPageBody is what a page object holds, behind its checksum.
+type RefPageBody struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	StreamId      string                 `protobuf:"bytes,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	Level         uint32                 `protobuf:"varint,2,opt,name=level,proto3" json:"level,omitempty"`
+	Refs          []*Ref                 `protobuf:"bytes,3,rep,name=refs,proto3" json:"refs,omitempty"`
+	Pages         []*RefPage             `protobuf:"bytes,4,rep,name=pages,proto3" json:"pages,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefPageBody) Reset() {
+	*x = RefPageBody{}
+	mi := &file_nova_index_v1_records_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefPageBody) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefPageBody) ProtoMessage() {}
+
+func (x *RefPageBody) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_records_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefPageBody.ProtoReflect.Descriptor instead.
+func (*RefPageBody) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *RefPageBody) GetStreamId() string {
+	if x != nil {
+		return x.StreamId
+	}
+	return ""
+}
+
+func (x *RefPageBody) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *RefPageBody) GetRefs() []*Ref {
+	if x != nil {
+		return x.Refs
+	}
+	return nil
+}
+
+func (x *RefPageBody) GetPages() []*RefPage {
+	if x != nil {
+		return x.Pages
+	}
+	return nil
+}
+
+// SettledObject is the row of an object that heads name: of runs, or a page. It
+// is put before the object and removed after it.
+type SettledObject struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Object string                 `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	State  SettledState           `protobuf:"varint,2,opt,name=state,proto3,enum=nova.index.v1.SettledState" json:"state,omitempty"`
+	// Runs in it; a page has one.
+	Runs uint32 `protobuf:"varint,3,opt,name=runs,proto3" json:"runs,omitempty"`
+	// A bit per run, the lowest of the first byte for run 0: some head may name it.
+	// Bits are only ever cleared.
+	Live []byte `protobuf:"bytes,4,opt,name=live,proto3" json:"live,omitempty"`
+	// Bytes of the object.
+	Size uint64 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
+	// Of a page.
+	StreamId string `protobuf:"bytes,6,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	Attempt  string `protobuf:"bytes,7,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Milliseconds since the Unix epoch.
+	CreatedAt     int64 `protobuf:"varint,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettledObject) Reset() {
+	*x = SettledObject{}
+	mi := &file_nova_index_v1_records_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettledObject) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettledObject) ProtoMessage() {}
+
+func (x *SettledObject) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_records_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettledObject.ProtoReflect.Descriptor instead.
+func (*SettledObject) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *SettledObject) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *SettledObject) GetState() SettledState {
+	if x != nil {
+		return x.State
+	}
+	return SettledState_SETTLED_STATE_UNSPECIFIED
+}
+
+func (x *SettledObject) GetRuns() uint32 {
+	if x != nil {
+		return x.Runs
+	}
+	return 0
+}
+
+func (x *SettledObject) GetLive() []byte {
+	if x != nil {
+		return x.Live
+	}
+	return nil
+}
+
+func (x *SettledObject) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *SettledObject) GetStreamId() string {
+	if x != nil {
+		return x.StreamId
+	}
+	return ""
+}
+
+func (x *SettledObject) GetAttempt() string {
+	if x != nil {
+		return x.Attempt
+	}
+	return ""
+}
+
+func (x *SettledObject) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
 // BucketRecord is one bucket.
 type BucketRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1473,7 +2144,7 @@ type BucketRecord struct {
 
 func (x *BucketRecord) Reset() {
 	*x = BucketRecord{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[12]
+	mi := &file_nova_index_v1_records_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +2156,7 @@ func (x *BucketRecord) String() string {
 func (*BucketRecord) ProtoMessage() {}
 
 func (x *BucketRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[12]
+	mi := &file_nova_index_v1_records_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +2169,7 @@ func (x *BucketRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BucketRecord.ProtoReflect.Descriptor instead.
 func (*BucketRecord) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{12}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BucketRecord) GetName() string {
@@ -1578,7 +2249,7 @@ type NameRecord struct {
 
 func (x *NameRecord) Reset() {
 	*x = NameRecord{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[13]
+	mi := &file_nova_index_v1_records_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1590,7 +2261,7 @@ func (x *NameRecord) String() string {
 func (*NameRecord) ProtoMessage() {}
 
 func (x *NameRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[13]
+	mi := &file_nova_index_v1_records_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1603,7 +2274,7 @@ func (x *NameRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameRecord.ProtoReflect.Descriptor instead.
 func (*NameRecord) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{13}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NameRecord) GetBucket() string {
@@ -1662,14 +2333,17 @@ type Due struct {
 	Attempts uint32 `protobuf:"varint,11,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	Attempt  string `protobuf:"bytes,12,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// A reaper works on it until then, milliseconds since the Unix epoch.
-	LeasedUntil   int64 `protobuf:"varint,13,opt,name=leased_until,json=leasedUntil,proto3" json:"leased_until,omitempty"`
+	LeasedUntil int64 `protobuf:"varint,13,opt,name=leased_until,json=leasedUntil,proto3" json:"leased_until,omitempty"`
+	// Refs and pages of stream_id that are to be dropped: at most 1000 together.
+	Refs          []*Ref     `protobuf:"bytes,14,rep,name=refs,proto3" json:"refs,omitempty"`
+	Pages         []*RefPage `protobuf:"bytes,15,rep,name=pages,proto3" json:"pages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Due) Reset() {
 	*x = Due{}
-	mi := &file_nova_index_v1_records_proto_msgTypes[14]
+	mi := &file_nova_index_v1_records_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +2355,7 @@ func (x *Due) String() string {
 func (*Due) ProtoMessage() {}
 
 func (x *Due) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_index_v1_records_proto_msgTypes[14]
+	mi := &file_nova_index_v1_records_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +2368,7 @@ func (x *Due) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Due.ProtoReflect.Descriptor instead.
 func (*Due) Descriptor() ([]byte, []int) {
-	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{14}
+	return file_nova_index_v1_records_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Due) GetDueId() string {
@@ -1788,6 +2462,20 @@ func (x *Due) GetLeasedUntil() int64 {
 	return 0
 }
 
+func (x *Due) GetRefs() []*Ref {
+	if x != nil {
+		return x.Refs
+	}
+	return nil
+}
+
+func (x *Due) GetPages() []*RefPage {
+	if x != nil {
+		return x.Pages
+	}
+	return nil
+}
+
 var File_nova_index_v1_records_proto protoreflect.FileDescriptor
 
 const file_nova_index_v1_records_proto_rawDesc = "" +
@@ -1809,11 +2497,12 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\brenewals\x18\x06 \x01(\x04R\brenewals\x12\x15\n" +
 	"\x06ttl_ms\x18\a \x01(\x03R\x05ttlMs\x12\x18\n" +
 	"\aattempt\x18\b \x01(\tR\aattempt\x12\x16\n" +
-	"\x06weight\x18\t \x01(\rR\x06weight\"S\n" +
+	"\x06weight\x18\t \x01(\rR\x06weight\"i\n" +
 	"\aBinding\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x10\n" +
 	"\x03cut\x18\x02 \x01(\x04R\x03cut\x12\x1b\n" +
-	"\tcut_known\x18\x03 \x01(\bR\bcutKnown\"\xad\x02\n" +
+	"\tcut_known\x18\x03 \x01(\bR\bcutKnown\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\"\xad\x02\n" +
 	"\x05Shard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x121\n" +
 	"\aprofile\x18\x02 \x01(\x0e2\x17.nova.v1.StorageProfileR\aprofile\x12\x14\n" +
@@ -1828,7 +2517,7 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1d\n" +
 	"\n" +
-	"next_entry\x18\x03 \x01(\x04R\tnextEntry\"\xe0\x03\n" +
+	"next_entry\x18\x03 \x01(\x04R\tnextEntry\"\xb0\x04\n" +
 	"\x05Chain\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x121\n" +
 	"\aprofile\x18\x02 \x01(\x0e2\x17.nova.v1.StorageProfileR\aprofile\x12\x1f\n" +
@@ -1848,7 +2537,13 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\f \x01(\x03R\tcreatedAt\x12\x18\n" +
 	"\aattempt\x18\r \x01(\tR\aattempt\x12\x14\n" +
-	"\x05lanes\x18\x0e \x01(\rR\x05lanes\"\xa8\x01\n" +
+	"\x05lanes\x18\x0e \x01(\rR\x05lanes\x12!\n" +
+	"\freclaimed_to\x18\x0f \x01(\x04R\vreclaimedTo\x12+\n" +
+	"\x04pins\x18\x10 \x03(\v2\x17.nova.index.v1.ChainPinR\x04pins\"K\n" +
+	"\bChainPin\x12\x1b\n" +
+	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\x04R\x02to\"\xea\x01\n" +
 	"\tDirectory\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x0e\n" +
@@ -1856,7 +2551,11 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x06object\x18\x04 \x01(\tR\x06object\x12\x12\n" +
 	"\x04size\x18\x05 \x01(\x04R\x04size\x12\x16\n" +
 	"\x06shards\x18\x06 \x03(\rR\x06shards\x12\x18\n" +
-	"\aattempt\x18\a \x01(\tR\aattempt\"\xf0\x02\n" +
+	"\aattempt\x18\a \x01(\tR\aattempt\x12\x1f\n" +
+	"\ventry_bytes\x18\b \x01(\x04R\n" +
+	"entryBytes\x12\x1f\n" +
+	"\vabsorbed_at\x18\t \x01(\x03R\n" +
+	"absorbedAt\"\xf0\x02\n" +
 	"\x10StreamDescriptor\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12\x16\n" +
 	"\x06bucket\x18\x02 \x01(\tR\x06bucket\x12\x12\n" +
@@ -1889,7 +2588,7 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x03Pin\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x0e\n" +
-	"\x02to\x18\x03 \x01(\x04R\x02to\"\xf4\x04\n" +
+	"\x02to\x18\x03 \x01(\x04R\x02to\"\xce\x06\n" +
 	"\x04Head\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12!\n" +
@@ -1910,7 +2609,59 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\aattempt\x18\x0e \x01(\tR\aattempt\x12:\n" +
 	"\x19producers_forgotten_until\x18\x0f \x01(\x03R\x17producersForgottenUntil\x12/\n" +
 	"\x13producers_forgotten\x18\x10 \x01(\x04R\x12producersForgotten\x12&\n" +
-	"\x04pins\x18\x11 \x03(\v2\x12.nova.index.v1.PinR\x04pins\"\xcb\x02\n" +
+	"\x04pins\x18\x11 \x03(\v2\x12.nova.index.v1.PinR\x04pins\x12\x1b\n" +
+	"\tbucket_id\x18\x12 \x01(\tR\bbucketId\x12,\n" +
+	"\x05pages\x18\x13 \x03(\v2\x16.nova.index.v1.RefPageR\x05pages\x12&\n" +
+	"\x04refs\x18\x14 \x03(\v2\x12.nova.index.v1.RefR\x04refs\x12\x1d\n" +
+	"\n" +
+	"dropped_to\x18\x15 \x01(\x04R\tdroppedTo\x12#\n" +
+	"\rdeleted_chain\x18\x16 \x01(\tR\fdeletedChain\x12!\n" +
+	"\fdeleted_slot\x18\x17 \x01(\x04R\vdeletedSlot\"\xa5\x03\n" +
+	"\x03Ref\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\tR\x06object\x12\x10\n" +
+	"\x03run\x18\x02 \x01(\rR\x03run\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\rR\n" +
+	"generation\x12\x1b\n" +
+	"\tfirst_seq\x18\x04 \x01(\x04R\bfirstSeq\x12\x19\n" +
+	"\bnext_seq\x18\x05 \x01(\x04R\anextSeq\x12'\n" +
+	"\x0ffirst_timestamp\x18\x06 \x01(\x03R\x0efirstTimestamp\x12%\n" +
+	"\x0elast_timestamp\x18\a \x01(\x03R\rlastTimestamp\x12\x1f\n" +
+	"\vhash_before\x18\b \x01(\x06R\n" +
+	"hashBefore\x12\x1d\n" +
+	"\n" +
+	"hash_after\x18\t \x01(\x06R\thashAfter\x12\x16\n" +
+	"\x06offset\x18\n" +
+	" \x01(\x04R\x06offset\x12\x16\n" +
+	"\x06length\x18\v \x01(\x04R\x06length\x12\x16\n" +
+	"\x06frames\x18\f \x01(\rR\x06frames\x12!\n" +
+	"\findex_offset\x18\r \x01(\x04R\vindexOffset\x12!\n" +
+	"\findex_length\x18\x0e \x01(\rR\vindexLength\"\x8a\x02\n" +
+	"\aRefPage\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\tR\x06object\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\rR\x05level\x12\x1b\n" +
+	"\tfirst_seq\x18\x03 \x01(\x04R\bfirstSeq\x12\x19\n" +
+	"\bnext_seq\x18\x04 \x01(\x04R\anextSeq\x12'\n" +
+	"\x0ffirst_timestamp\x18\x05 \x01(\x03R\x0efirstTimestamp\x12%\n" +
+	"\x0elast_timestamp\x18\x06 \x01(\x03R\rlastTimestamp\x12!\n" +
+	"\fstored_bytes\x18\a \x01(\x04R\vstoredBytes\x12\x12\n" +
+	"\x04refs\x18\b \x01(\x04R\x04refs\x12\x12\n" +
+	"\x04size\x18\t \x01(\rR\x04size\"\x96\x01\n" +
+	"\vRefPageBody\x12\x1b\n" +
+	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\rR\x05level\x12&\n" +
+	"\x04refs\x18\x03 \x03(\v2\x12.nova.index.v1.RefR\x04refs\x12,\n" +
+	"\x05pages\x18\x04 \x03(\v2\x16.nova.index.v1.RefPageR\x05pages\"\xec\x01\n" +
+	"\rSettledObject\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\tR\x06object\x121\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x1b.nova.index.v1.SettledStateR\x05state\x12\x12\n" +
+	"\x04runs\x18\x03 \x01(\rR\x04runs\x12\x12\n" +
+	"\x04live\x18\x04 \x01(\fR\x04live\x12\x12\n" +
+	"\x04size\x18\x05 \x01(\x04R\x04size\x12\x1b\n" +
+	"\tstream_id\x18\x06 \x01(\tR\bstreamId\x12\x18\n" +
+	"\aattempt\x18\a \x01(\tR\aattempt\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\b \x01(\x03R\tcreatedAt\"\xcb\x02\n" +
 	"\fBucketRecord\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tbucket_id\x18\x02 \x01(\tR\bbucketId\x12*\n" +
@@ -1928,7 +2679,7 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
 	"\tstream_id\x18\x03 \x01(\tR\bstreamId\x12\x14\n" +
 	"\x05shard\x18\x04 \x01(\rR\x05shard\x12\x18\n" +
-	"\aattempt\x18\x05 \x01(\tR\aattempt\"\xcc\x02\n" +
+	"\aattempt\x18\x05 \x01(\tR\aattempt\"\xa2\x03\n" +
 	"\x03Due\x12\x15\n" +
 	"\x06due_id\x18\x01 \x01(\tR\x05dueId\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12\x0e\n" +
@@ -1943,7 +2694,9 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	" \x01(\x04R\x06number\x12\x1a\n" +
 	"\battempts\x18\v \x01(\rR\battempts\x12\x18\n" +
 	"\aattempt\x18\f \x01(\tR\aattempt\x12!\n" +
-	"\fleased_until\x18\r \x01(\x03R\vleasedUntil*j\n" +
+	"\fleased_until\x18\r \x01(\x03R\vleasedUntil\x12&\n" +
+	"\x04refs\x18\x0e \x03(\v2\x12.nova.index.v1.RefR\x04refs\x12,\n" +
+	"\x05pages\x18\x0f \x03(\v2\x16.nova.index.v1.RefPageR\x05pages*j\n" +
 	"\tLifeState\x12\x1a\n" +
 	"\x16LIFE_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fLIFE_STATE_LIVE\x10\x01\x12\x17\n" +
@@ -1965,7 +2718,12 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x16HEAD_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11HEAD_STATE_ACTIVE\x10\x01\x12\x15\n" +
 	"\x11HEAD_STATE_SEALED\x10\x02\x12\x16\n" +
-	"\x12HEAD_STATE_DELETED\x10\x03B=Z;github.com/nova-stream/nova/proto/gen/nova/index/v1;indexpbb\x06proto3"
+	"\x12HEAD_STATE_DELETED\x10\x03*\x81\x01\n" +
+	"\fSettledState\x12\x1d\n" +
+	"\x19SETTLED_STATE_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16SETTLED_STATE_ADOPTING\x10\x01\x12\x19\n" +
+	"\x15SETTLED_STATE_ADOPTED\x10\x02\x12\x1b\n" +
+	"\x17SETTLED_STATE_CONDEMNED\x10\x03B=Z;github.com/nova-stream/nova/proto/gen/nova/index/v1;indexpbb\x06proto3"
 
 var (
 	file_nova_index_v1_records_proto_rawDescOnce sync.Once
@@ -1979,55 +2737,69 @@ func file_nova_index_v1_records_proto_rawDescGZIP() []byte {
 	return file_nova_index_v1_records_proto_rawDescData
 }
 
-var file_nova_index_v1_records_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_nova_index_v1_records_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_nova_index_v1_records_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_nova_index_v1_records_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_nova_index_v1_records_proto_goTypes = []any{
 	(LifeState)(0),           // 0: nova.index.v1.LifeState
 	(ShardState)(0),          // 1: nova.index.v1.ShardState
 	(ChainState)(0),          // 2: nova.index.v1.ChainState
 	(HeadState)(0),           // 3: nova.index.v1.HeadState
-	(*Constellation)(nil),    // 4: nova.index.v1.Constellation
-	(*Life)(nil),             // 5: nova.index.v1.Life
-	(*Binding)(nil),          // 6: nova.index.v1.Binding
-	(*Shard)(nil),            // 7: nova.index.v1.Shard
-	(*ShardProgress)(nil),    // 8: nova.index.v1.ShardProgress
-	(*Chain)(nil),            // 9: nova.index.v1.Chain
-	(*Directory)(nil),        // 10: nova.index.v1.Directory
-	(*StreamDescriptor)(nil), // 11: nova.index.v1.StreamDescriptor
-	(*ProducerBatch)(nil),    // 12: nova.index.v1.ProducerBatch
-	(*ProducerState)(nil),    // 13: nova.index.v1.ProducerState
-	(*Pin)(nil),              // 14: nova.index.v1.Pin
-	(*Head)(nil),             // 15: nova.index.v1.Head
-	(*BucketRecord)(nil),     // 16: nova.index.v1.BucketRecord
-	(*NameRecord)(nil),       // 17: nova.index.v1.NameRecord
-	(*Due)(nil),              // 18: nova.index.v1.Due
-	(v1.StorageProfile)(0),   // 19: nova.v1.StorageProfile
-	(*v1.StreamConfig)(nil),  // 20: nova.v1.StreamConfig
-	(v1.BucketState)(0),      // 21: nova.v1.BucketState
-	(*v1.BucketConfig)(nil),  // 22: nova.v1.BucketConfig
+	(SettledState)(0),        // 4: nova.index.v1.SettledState
+	(*Constellation)(nil),    // 5: nova.index.v1.Constellation
+	(*Life)(nil),             // 6: nova.index.v1.Life
+	(*Binding)(nil),          // 7: nova.index.v1.Binding
+	(*Shard)(nil),            // 8: nova.index.v1.Shard
+	(*ShardProgress)(nil),    // 9: nova.index.v1.ShardProgress
+	(*Chain)(nil),            // 10: nova.index.v1.Chain
+	(*ChainPin)(nil),         // 11: nova.index.v1.ChainPin
+	(*Directory)(nil),        // 12: nova.index.v1.Directory
+	(*StreamDescriptor)(nil), // 13: nova.index.v1.StreamDescriptor
+	(*ProducerBatch)(nil),    // 14: nova.index.v1.ProducerBatch
+	(*ProducerState)(nil),    // 15: nova.index.v1.ProducerState
+	(*Pin)(nil),              // 16: nova.index.v1.Pin
+	(*Head)(nil),             // 17: nova.index.v1.Head
+	(*Ref)(nil),              // 18: nova.index.v1.Ref
+	(*RefPage)(nil),          // 19: nova.index.v1.RefPage
+	(*RefPageBody)(nil),      // 20: nova.index.v1.RefPageBody
+	(*SettledObject)(nil),    // 21: nova.index.v1.SettledObject
+	(*BucketRecord)(nil),     // 22: nova.index.v1.BucketRecord
+	(*NameRecord)(nil),       // 23: nova.index.v1.NameRecord
+	(*Due)(nil),              // 24: nova.index.v1.Due
+	(v1.StorageProfile)(0),   // 25: nova.v1.StorageProfile
+	(*v1.StreamConfig)(nil),  // 26: nova.v1.StreamConfig
+	(v1.BucketState)(0),      // 27: nova.v1.BucketState
+	(*v1.BucketConfig)(nil),  // 28: nova.v1.BucketConfig
 }
 var file_nova_index_v1_records_proto_depIdxs = []int32{
 	0,  // 0: nova.index.v1.Life.state:type_name -> nova.index.v1.LifeState
-	19, // 1: nova.index.v1.Shard.profile:type_name -> nova.v1.StorageProfile
+	25, // 1: nova.index.v1.Shard.profile:type_name -> nova.v1.StorageProfile
 	1,  // 2: nova.index.v1.Shard.state:type_name -> nova.index.v1.ShardState
-	6,  // 3: nova.index.v1.Shard.bindings:type_name -> nova.index.v1.Binding
-	19, // 4: nova.index.v1.Chain.profile:type_name -> nova.v1.StorageProfile
+	7,  // 3: nova.index.v1.Shard.bindings:type_name -> nova.index.v1.Binding
+	25, // 4: nova.index.v1.Chain.profile:type_name -> nova.v1.StorageProfile
 	2,  // 5: nova.index.v1.Chain.state:type_name -> nova.index.v1.ChainState
-	8,  // 6: nova.index.v1.Chain.progress:type_name -> nova.index.v1.ShardProgress
-	20, // 7: nova.index.v1.StreamDescriptor.config:type_name -> nova.v1.StreamConfig
-	20, // 8: nova.index.v1.StreamDescriptor.submitted:type_name -> nova.v1.StreamConfig
-	12, // 9: nova.index.v1.ProducerState.batches:type_name -> nova.index.v1.ProducerBatch
-	3,  // 10: nova.index.v1.Head.state:type_name -> nova.index.v1.HeadState
-	13, // 11: nova.index.v1.Head.producers:type_name -> nova.index.v1.ProducerState
-	14, // 12: nova.index.v1.Head.pins:type_name -> nova.index.v1.Pin
-	21, // 13: nova.index.v1.BucketRecord.state:type_name -> nova.v1.BucketState
-	22, // 14: nova.index.v1.BucketRecord.config:type_name -> nova.v1.BucketConfig
-	22, // 15: nova.index.v1.BucketRecord.submitted:type_name -> nova.v1.BucketConfig
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	9,  // 6: nova.index.v1.Chain.progress:type_name -> nova.index.v1.ShardProgress
+	11, // 7: nova.index.v1.Chain.pins:type_name -> nova.index.v1.ChainPin
+	26, // 8: nova.index.v1.StreamDescriptor.config:type_name -> nova.v1.StreamConfig
+	26, // 9: nova.index.v1.StreamDescriptor.submitted:type_name -> nova.v1.StreamConfig
+	14, // 10: nova.index.v1.ProducerState.batches:type_name -> nova.index.v1.ProducerBatch
+	3,  // 11: nova.index.v1.Head.state:type_name -> nova.index.v1.HeadState
+	15, // 12: nova.index.v1.Head.producers:type_name -> nova.index.v1.ProducerState
+	16, // 13: nova.index.v1.Head.pins:type_name -> nova.index.v1.Pin
+	19, // 14: nova.index.v1.Head.pages:type_name -> nova.index.v1.RefPage
+	18, // 15: nova.index.v1.Head.refs:type_name -> nova.index.v1.Ref
+	18, // 16: nova.index.v1.RefPageBody.refs:type_name -> nova.index.v1.Ref
+	19, // 17: nova.index.v1.RefPageBody.pages:type_name -> nova.index.v1.RefPage
+	4,  // 18: nova.index.v1.SettledObject.state:type_name -> nova.index.v1.SettledState
+	27, // 19: nova.index.v1.BucketRecord.state:type_name -> nova.v1.BucketState
+	28, // 20: nova.index.v1.BucketRecord.config:type_name -> nova.v1.BucketConfig
+	28, // 21: nova.index.v1.BucketRecord.submitted:type_name -> nova.v1.BucketConfig
+	18, // 22: nova.index.v1.Due.refs:type_name -> nova.index.v1.Ref
+	19, // 23: nova.index.v1.Due.pages:type_name -> nova.index.v1.RefPage
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_nova_index_v1_records_proto_init() }
@@ -2040,8 +2812,8 @@ func file_nova_index_v1_records_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_index_v1_records_proto_rawDesc), len(file_nova_index_v1_records_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   15,
+			NumEnums:      5,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -180,8 +180,11 @@ func (x *StreamState) GetLeader() string {
 }
 
 type GetStateRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Stream        *StreamKey             `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Stream *StreamKey             `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	// Count settled bytes too, which costs a read of the head; else stored_bytes
+	// may lack them.
+	StoredBytes   bool `protobuf:"varint,2,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -221,6 +224,13 @@ func (x *GetStateRequest) GetStream() *StreamKey {
 		return x.Stream
 	}
 	return nil
+}
+
+func (x *GetStateRequest) GetStoredBytes() bool {
+	if x != nil {
+		return x.StoredBytes
+	}
+	return false
 }
 
 type GetStateResponse struct {
@@ -476,8 +486,15 @@ type FetchResponse struct {
 	State *StreamState           `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
 	// Where the start position is: records of the pieces below it are not meant.
 	StartSeq uint64 `protobuf:"varint,2,opt,name=start_seq,json=startSeq,proto3" json:"start_seq,omitempty"`
-	// In order, without gaps; the first holds start_seq. Empty at the tail.
-	Pieces        []*Piece `protobuf:"bytes,3,rep,name=pieces,proto3" json:"pieces,omitempty"`
+	// In order, without gaps; the first holds start_seq. Empty at the tail, and
+	// when start_seq is below settled_to.
+	Pieces []*Piece `protobuf:"bytes,3,rep,name=pieces,proto3" json:"pieces,omitempty"`
+	// Records below it are settled: whoever wants them reads the stream's head,
+	// whose tail is at least this, and its refs. At most tail.
+	SettledTo uint64 `protobuf:"varint,4,opt,name=settled_to,json=settledTo,proto3" json:"settled_to,omitempty"`
+	// The request's timestamp is to be looked for among the settled records first,
+	// from start_seq on: the first record at or after it may be there.
+	SeekSettled   bool `protobuf:"varint,5,opt,name=seek_settled,json=seekSettled,proto3" json:"seek_settled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -533,6 +550,20 @@ func (x *FetchResponse) GetPieces() []*Piece {
 	return nil
 }
 
+func (x *FetchResponse) GetSettledTo() uint64 {
+	if x != nil {
+		return x.SettledTo
+	}
+	return 0
+}
+
+func (x *FetchResponse) GetSeekSettled() bool {
+	if x != nil {
+		return x.SeekSettled
+	}
+	return false
+}
+
 type DeleteStreamRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Stream *StreamKey             `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
@@ -540,9 +571,13 @@ type DeleteStreamRequest struct {
 	Name   string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// The caller has armed a due marker that leads back to this delete: another
 	// one is not needed, and would multiply with every try.
-	Armed         bool `protobuf:"varint,4,opt,name=armed,proto3" json:"armed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Armed bool `protobuf:"varint,4,opt,name=armed,proto3" json:"armed,omitempty"`
+	// Types that are valid to be assigned to IfEmptyAtPresence:
+	//
+	//	*DeleteStreamRequest_IfEmptyAt
+	IfEmptyAtPresence isDeleteStreamRequest_IfEmptyAtPresence `protobuf_oneof:"if_empty_at_presence"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *DeleteStreamRequest) Reset() {
@@ -603,6 +638,35 @@ func (x *DeleteStreamRequest) GetArmed() bool {
 	return false
 }
 
+func (x *DeleteStreamRequest) GetIfEmptyAtPresence() isDeleteStreamRequest_IfEmptyAtPresence {
+	if x != nil {
+		return x.IfEmptyAtPresence
+	}
+	return nil
+}
+
+func (x *DeleteStreamRequest) GetIfEmptyAt() uint64 {
+	if x != nil {
+		if x, ok := x.IfEmptyAtPresence.(*DeleteStreamRequest_IfEmptyAt); ok {
+			return x.IfEmptyAt
+		}
+	}
+	return 0
+}
+
+type isDeleteStreamRequest_IfEmptyAtPresence interface {
+	isDeleteStreamRequest_IfEmptyAtPresence()
+}
+
+type DeleteStreamRequest_IfEmptyAt struct {
+	// Delete it only if it holds no record, nothing is on its way, and its tail is
+	// this: FAILED_PRECONDITION with reason SEQ_MISMATCH and the tail otherwise,
+	// which is held back until it is certain.
+	IfEmptyAt uint64 `protobuf:"varint,5,opt,name=if_empty_at,json=ifEmptyAt,proto3,oneof"`
+}
+
+func (*DeleteStreamRequest_IfEmptyAt) isDeleteStreamRequest_IfEmptyAtPresence() {}
+
 type DeleteStreamResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -639,6 +703,103 @@ func (*DeleteStreamResponse) Descriptor() ([]byte, []int) {
 	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{8}
 }
 
+type TrimStreamRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Stream *StreamKey             `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	// Beyond the tail it is the tail.
+	To            uint64 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrimStreamRequest) Reset() {
+	*x = TrimStreamRequest{}
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrimStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrimStreamRequest) ProtoMessage() {}
+
+func (x *TrimStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrimStreamRequest.ProtoReflect.Descriptor instead.
+func (*TrimStreamRequest) Descriptor() ([]byte, []int) {
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *TrimStreamRequest) GetStream() *StreamKey {
+	if x != nil {
+		return x.Stream
+	}
+	return nil
+}
+
+func (x *TrimStreamRequest) GetTo() uint64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+type TrimStreamResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Trim          uint64                 `protobuf:"varint,1,opt,name=trim,proto3" json:"trim,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrimStreamResponse) Reset() {
+	*x = TrimStreamResponse{}
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrimStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrimStreamResponse) ProtoMessage() {}
+
+func (x *TrimStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrimStreamResponse.ProtoReflect.Descriptor instead.
+func (*TrimStreamResponse) Descriptor() ([]byte, []int) {
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *TrimStreamResponse) GetTrim() uint64 {
+	if x != nil {
+		return x.Trim
+	}
+	return 0
+}
+
 type RefreshStreamRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Stream        *StreamKey             `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
@@ -648,7 +809,7 @@ type RefreshStreamRequest struct {
 
 func (x *RefreshStreamRequest) Reset() {
 	*x = RefreshStreamRequest{}
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[9]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -660,7 +821,7 @@ func (x *RefreshStreamRequest) String() string {
 func (*RefreshStreamRequest) ProtoMessage() {}
 
 func (x *RefreshStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[9]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -673,7 +834,7 @@ func (x *RefreshStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshStreamRequest.ProtoReflect.Descriptor instead.
 func (*RefreshStreamRequest) Descriptor() ([]byte, []int) {
-	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{9}
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RefreshStreamRequest) GetStream() *StreamKey {
@@ -691,7 +852,7 @@ type RefreshStreamResponse struct {
 
 func (x *RefreshStreamResponse) Reset() {
 	*x = RefreshStreamResponse{}
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[10]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -703,7 +864,7 @@ func (x *RefreshStreamResponse) String() string {
 func (*RefreshStreamResponse) ProtoMessage() {}
 
 func (x *RefreshStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[10]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -716,7 +877,7 @@ func (x *RefreshStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshStreamResponse.ProtoReflect.Descriptor instead.
 func (*RefreshStreamResponse) Descriptor() ([]byte, []int) {
-	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{10}
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{12}
 }
 
 type OfferShardRequest struct {
@@ -730,7 +891,7 @@ type OfferShardRequest struct {
 
 func (x *OfferShardRequest) Reset() {
 	*x = OfferShardRequest{}
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[11]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +903,7 @@ func (x *OfferShardRequest) String() string {
 func (*OfferShardRequest) ProtoMessage() {}
 
 func (x *OfferShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[11]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +916,7 @@ func (x *OfferShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferShardRequest.ProtoReflect.Descriptor instead.
 func (*OfferShardRequest) Descriptor() ([]byte, []int) {
-	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{11}
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *OfferShardRequest) GetShard() uint32 {
@@ -780,7 +941,7 @@ type OfferShardResponse struct {
 
 func (x *OfferShardResponse) Reset() {
 	*x = OfferShardResponse{}
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[12]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -792,7 +953,7 @@ func (x *OfferShardResponse) String() string {
 func (*OfferShardResponse) ProtoMessage() {}
 
 func (x *OfferShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[12]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -805,7 +966,7 @@ func (x *OfferShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferShardResponse.ProtoReflect.Descriptor instead.
 func (*OfferShardResponse) Descriptor() ([]byte, []int) {
-	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{12}
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{14}
 }
 
 type TakeShardRequest struct {
@@ -819,7 +980,7 @@ type TakeShardRequest struct {
 
 func (x *TakeShardRequest) Reset() {
 	*x = TakeShardRequest{}
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[13]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -831,7 +992,7 @@ func (x *TakeShardRequest) String() string {
 func (*TakeShardRequest) ProtoMessage() {}
 
 func (x *TakeShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[13]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -844,7 +1005,7 @@ func (x *TakeShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeShardRequest.ProtoReflect.Descriptor instead.
 func (*TakeShardRequest) Descriptor() ([]byte, []int) {
-	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{13}
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TakeShardRequest) GetShard() uint32 {
@@ -871,7 +1032,7 @@ type TakeShardResponse struct {
 
 func (x *TakeShardResponse) Reset() {
 	*x = TakeShardResponse{}
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[14]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +1044,7 @@ func (x *TakeShardResponse) String() string {
 func (*TakeShardResponse) ProtoMessage() {}
 
 func (x *TakeShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[14]
+	mi := &file_nova_sequencer_v1_sequencer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +1057,7 @@ func (x *TakeShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeShardResponse.ProtoReflect.Descriptor instead.
 func (*TakeShardResponse) Descriptor() ([]byte, []int) {
-	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{14}
+	return file_nova_sequencer_v1_sequencer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TakeShardResponse) GetEpoch() uint64 {
@@ -922,9 +1083,10 @@ const file_nova_sequencer_v1_sequencer_proto_rawDesc = "" +
 	"\x06sealed\x18\x05 \x01(\bR\x06sealed\x12\x14\n" +
 	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x12!\n" +
 	"\fstored_bytes\x18\a \x01(\x04R\vstoredBytes\x12\x16\n" +
-	"\x06leader\x18\b \x01(\tR\x06leader\"G\n" +
+	"\x06leader\x18\b \x01(\tR\x06leader\"j\n" +
 	"\x0fGetStateRequest\x124\n" +
-	"\x06stream\x18\x01 \x01(\v2\x1c.nova.sequencer.v1.StreamKeyR\x06stream\"H\n" +
+	"\x06stream\x18\x01 \x01(\v2\x1c.nova.sequencer.v1.StreamKeyR\x06stream\x12!\n" +
+	"\fstored_bytes\x18\x02 \x01(\bR\vstoredBytes\"H\n" +
 	"\x10GetStateResponse\x124\n" +
 	"\x05state\x18\x01 \x01(\v2\x1e.nova.sequencer.v1.StreamStateR\x05state\"\xf0\x01\n" +
 	"\fFetchRequest\x124\n" +
@@ -941,17 +1103,27 @@ const file_nova_sequencer_v1_sequencer_proto_rawDesc = "" +
 	"\bbase_seq\x18\x01 \x01(\x04R\abaseSeq\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12\x14\n" +
 	"\x05chunk\x18\x03 \x01(\fR\x05chunk\x120\n" +
-	"\x02at\x18\x04 \x01(\v2 .nova.chainwriter.v1.CoordinatesR\x02at\"\x94\x01\n" +
+	"\x02at\x18\x04 \x01(\v2 .nova.chainwriter.v1.CoordinatesR\x02at\"\xd6\x01\n" +
 	"\rFetchResponse\x124\n" +
 	"\x05state\x18\x01 \x01(\v2\x1e.nova.sequencer.v1.StreamStateR\x05state\x12\x1b\n" +
 	"\tstart_seq\x18\x02 \x01(\x04R\bstartSeq\x120\n" +
-	"\x06pieces\x18\x03 \x03(\v2\x18.nova.sequencer.v1.PieceR\x06pieces\"\x8d\x01\n" +
+	"\x06pieces\x18\x03 \x03(\v2\x18.nova.sequencer.v1.PieceR\x06pieces\x12\x1d\n" +
+	"\n" +
+	"settled_to\x18\x04 \x01(\x04R\tsettledTo\x12!\n" +
+	"\fseek_settled\x18\x05 \x01(\bR\vseekSettled\"\xc7\x01\n" +
 	"\x13DeleteStreamRequest\x124\n" +
 	"\x06stream\x18\x01 \x01(\v2\x1c.nova.sequencer.v1.StreamKeyR\x06stream\x12\x16\n" +
 	"\x06bucket\x18\x02 \x01(\tR\x06bucket\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x14\n" +
-	"\x05armed\x18\x04 \x01(\bR\x05armed\"\x16\n" +
-	"\x14DeleteStreamResponse\"L\n" +
+	"\x05armed\x18\x04 \x01(\bR\x05armed\x12 \n" +
+	"\vif_empty_at\x18\x05 \x01(\x04H\x00R\tifEmptyAtB\x16\n" +
+	"\x14if_empty_at_presence\"\x16\n" +
+	"\x14DeleteStreamResponse\"Y\n" +
+	"\x11TrimStreamRequest\x124\n" +
+	"\x06stream\x18\x01 \x01(\v2\x1c.nova.sequencer.v1.StreamKeyR\x06stream\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\x04R\x02to\"(\n" +
+	"\x12TrimStreamResponse\x12\x12\n" +
+	"\x04trim\x18\x01 \x01(\x04R\x04trim\"L\n" +
 	"\x14RefreshStreamRequest\x124\n" +
 	"\x06stream\x18\x01 \x01(\v2\x1c.nova.sequencer.v1.StreamKeyR\x06stream\"\x17\n" +
 	"\x15RefreshStreamResponse\"?\n" +
@@ -963,11 +1135,13 @@ const file_nova_sequencer_v1_sequencer_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\")\n" +
 	"\x11TakeShardResponse\x12\x14\n" +
-	"\x05epoch\x18\x01 \x01(\x04R\x05epoch2\xab\x04\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch2\x86\x05\n" +
 	"\x10SequencerService\x12S\n" +
 	"\bGetState\x12\".nova.sequencer.v1.GetStateRequest\x1a#.nova.sequencer.v1.GetStateResponse\x12J\n" +
 	"\x05Fetch\x12\x1f.nova.sequencer.v1.FetchRequest\x1a .nova.sequencer.v1.FetchResponse\x12_\n" +
-	"\fDeleteStream\x12&.nova.sequencer.v1.DeleteStreamRequest\x1a'.nova.sequencer.v1.DeleteStreamResponse\x12b\n" +
+	"\fDeleteStream\x12&.nova.sequencer.v1.DeleteStreamRequest\x1a'.nova.sequencer.v1.DeleteStreamResponse\x12Y\n" +
+	"\n" +
+	"TrimStream\x12$.nova.sequencer.v1.TrimStreamRequest\x1a%.nova.sequencer.v1.TrimStreamResponse\x12b\n" +
 	"\rRefreshStream\x12'.nova.sequencer.v1.RefreshStreamRequest\x1a(.nova.sequencer.v1.RefreshStreamResponse\x12Y\n" +
 	"\n" +
 	"OfferShard\x12$.nova.sequencer.v1.OfferShardRequest\x1a%.nova.sequencer.v1.OfferShardResponse\x12V\n" +
@@ -985,7 +1159,7 @@ func file_nova_sequencer_v1_sequencer_proto_rawDescGZIP() []byte {
 	return file_nova_sequencer_v1_sequencer_proto_rawDescData
 }
 
-var file_nova_sequencer_v1_sequencer_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_nova_sequencer_v1_sequencer_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_nova_sequencer_v1_sequencer_proto_goTypes = []any{
 	(*StreamKey)(nil),             // 0: nova.sequencer.v1.StreamKey
 	(*StreamState)(nil),           // 1: nova.sequencer.v1.StreamState
@@ -996,40 +1170,45 @@ var file_nova_sequencer_v1_sequencer_proto_goTypes = []any{
 	(*FetchResponse)(nil),         // 6: nova.sequencer.v1.FetchResponse
 	(*DeleteStreamRequest)(nil),   // 7: nova.sequencer.v1.DeleteStreamRequest
 	(*DeleteStreamResponse)(nil),  // 8: nova.sequencer.v1.DeleteStreamResponse
-	(*RefreshStreamRequest)(nil),  // 9: nova.sequencer.v1.RefreshStreamRequest
-	(*RefreshStreamResponse)(nil), // 10: nova.sequencer.v1.RefreshStreamResponse
-	(*OfferShardRequest)(nil),     // 11: nova.sequencer.v1.OfferShardRequest
-	(*OfferShardResponse)(nil),    // 12: nova.sequencer.v1.OfferShardResponse
-	(*TakeShardRequest)(nil),      // 13: nova.sequencer.v1.TakeShardRequest
-	(*TakeShardResponse)(nil),     // 14: nova.sequencer.v1.TakeShardResponse
-	(*v1.Coordinates)(nil),        // 15: nova.chainwriter.v1.Coordinates
+	(*TrimStreamRequest)(nil),     // 9: nova.sequencer.v1.TrimStreamRequest
+	(*TrimStreamResponse)(nil),    // 10: nova.sequencer.v1.TrimStreamResponse
+	(*RefreshStreamRequest)(nil),  // 11: nova.sequencer.v1.RefreshStreamRequest
+	(*RefreshStreamResponse)(nil), // 12: nova.sequencer.v1.RefreshStreamResponse
+	(*OfferShardRequest)(nil),     // 13: nova.sequencer.v1.OfferShardRequest
+	(*OfferShardResponse)(nil),    // 14: nova.sequencer.v1.OfferShardResponse
+	(*TakeShardRequest)(nil),      // 15: nova.sequencer.v1.TakeShardRequest
+	(*TakeShardResponse)(nil),     // 16: nova.sequencer.v1.TakeShardResponse
+	(*v1.Coordinates)(nil),        // 17: nova.chainwriter.v1.Coordinates
 }
 var file_nova_sequencer_v1_sequencer_proto_depIdxs = []int32{
 	0,  // 0: nova.sequencer.v1.GetStateRequest.stream:type_name -> nova.sequencer.v1.StreamKey
 	1,  // 1: nova.sequencer.v1.GetStateResponse.state:type_name -> nova.sequencer.v1.StreamState
 	0,  // 2: nova.sequencer.v1.FetchRequest.stream:type_name -> nova.sequencer.v1.StreamKey
-	15, // 3: nova.sequencer.v1.Piece.at:type_name -> nova.chainwriter.v1.Coordinates
+	17, // 3: nova.sequencer.v1.Piece.at:type_name -> nova.chainwriter.v1.Coordinates
 	1,  // 4: nova.sequencer.v1.FetchResponse.state:type_name -> nova.sequencer.v1.StreamState
 	5,  // 5: nova.sequencer.v1.FetchResponse.pieces:type_name -> nova.sequencer.v1.Piece
 	0,  // 6: nova.sequencer.v1.DeleteStreamRequest.stream:type_name -> nova.sequencer.v1.StreamKey
-	0,  // 7: nova.sequencer.v1.RefreshStreamRequest.stream:type_name -> nova.sequencer.v1.StreamKey
-	2,  // 8: nova.sequencer.v1.SequencerService.GetState:input_type -> nova.sequencer.v1.GetStateRequest
-	4,  // 9: nova.sequencer.v1.SequencerService.Fetch:input_type -> nova.sequencer.v1.FetchRequest
-	7,  // 10: nova.sequencer.v1.SequencerService.DeleteStream:input_type -> nova.sequencer.v1.DeleteStreamRequest
-	9,  // 11: nova.sequencer.v1.SequencerService.RefreshStream:input_type -> nova.sequencer.v1.RefreshStreamRequest
-	11, // 12: nova.sequencer.v1.SequencerService.OfferShard:input_type -> nova.sequencer.v1.OfferShardRequest
-	13, // 13: nova.sequencer.v1.SequencerService.TakeShard:input_type -> nova.sequencer.v1.TakeShardRequest
-	3,  // 14: nova.sequencer.v1.SequencerService.GetState:output_type -> nova.sequencer.v1.GetStateResponse
-	6,  // 15: nova.sequencer.v1.SequencerService.Fetch:output_type -> nova.sequencer.v1.FetchResponse
-	8,  // 16: nova.sequencer.v1.SequencerService.DeleteStream:output_type -> nova.sequencer.v1.DeleteStreamResponse
-	10, // 17: nova.sequencer.v1.SequencerService.RefreshStream:output_type -> nova.sequencer.v1.RefreshStreamResponse
-	12, // 18: nova.sequencer.v1.SequencerService.OfferShard:output_type -> nova.sequencer.v1.OfferShardResponse
-	14, // 19: nova.sequencer.v1.SequencerService.TakeShard:output_type -> nova.sequencer.v1.TakeShardResponse
-	14, // [14:20] is the sub-list for method output_type
-	8,  // [8:14] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	0,  // 7: nova.sequencer.v1.TrimStreamRequest.stream:type_name -> nova.sequencer.v1.StreamKey
+	0,  // 8: nova.sequencer.v1.RefreshStreamRequest.stream:type_name -> nova.sequencer.v1.StreamKey
+	2,  // 9: nova.sequencer.v1.SequencerService.GetState:input_type -> nova.sequencer.v1.GetStateRequest
+	4,  // 10: nova.sequencer.v1.SequencerService.Fetch:input_type -> nova.sequencer.v1.FetchRequest
+	7,  // 11: nova.sequencer.v1.SequencerService.DeleteStream:input_type -> nova.sequencer.v1.DeleteStreamRequest
+	9,  // 12: nova.sequencer.v1.SequencerService.TrimStream:input_type -> nova.sequencer.v1.TrimStreamRequest
+	11, // 13: nova.sequencer.v1.SequencerService.RefreshStream:input_type -> nova.sequencer.v1.RefreshStreamRequest
+	13, // 14: nova.sequencer.v1.SequencerService.OfferShard:input_type -> nova.sequencer.v1.OfferShardRequest
+	15, // 15: nova.sequencer.v1.SequencerService.TakeShard:input_type -> nova.sequencer.v1.TakeShardRequest
+	3,  // 16: nova.sequencer.v1.SequencerService.GetState:output_type -> nova.sequencer.v1.GetStateResponse
+	6,  // 17: nova.sequencer.v1.SequencerService.Fetch:output_type -> nova.sequencer.v1.FetchResponse
+	8,  // 18: nova.sequencer.v1.SequencerService.DeleteStream:output_type -> nova.sequencer.v1.DeleteStreamResponse
+	10, // 19: nova.sequencer.v1.SequencerService.TrimStream:output_type -> nova.sequencer.v1.TrimStreamResponse
+	12, // 20: nova.sequencer.v1.SequencerService.RefreshStream:output_type -> nova.sequencer.v1.RefreshStreamResponse
+	14, // 21: nova.sequencer.v1.SequencerService.OfferShard:output_type -> nova.sequencer.v1.OfferShardResponse
+	16, // 22: nova.sequencer.v1.SequencerService.TakeShard:output_type -> nova.sequencer.v1.TakeShardResponse
+	16, // [16:23] is the sub-list for method output_type
+	9,  // [9:16] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_nova_sequencer_v1_sequencer_proto_init() }
@@ -1042,13 +1221,16 @@ func file_nova_sequencer_v1_sequencer_proto_init() {
 		(*FetchRequest_Timestamp)(nil),
 		(*FetchRequest_TailOffset)(nil),
 	}
+	file_nova_sequencer_v1_sequencer_proto_msgTypes[7].OneofWrappers = []any{
+		(*DeleteStreamRequest_IfEmptyAt)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_sequencer_v1_sequencer_proto_rawDesc), len(file_nova_sequencer_v1_sequencer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

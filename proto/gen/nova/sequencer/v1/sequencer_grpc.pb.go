@@ -22,6 +22,7 @@ const (
 	SequencerService_GetState_FullMethodName      = "/nova.sequencer.v1.SequencerService/GetState"
 	SequencerService_Fetch_FullMethodName         = "/nova.sequencer.v1.SequencerService/Fetch"
 	SequencerService_DeleteStream_FullMethodName  = "/nova.sequencer.v1.SequencerService/DeleteStream"
+	SequencerService_TrimStream_FullMethodName    = "/nova.sequencer.v1.SequencerService/TrimStream"
 	SequencerService_RefreshStream_FullMethodName = "/nova.sequencer.v1.SequencerService/RefreshStream"
 	SequencerService_OfferShard_FullMethodName    = "/nova.sequencer.v1.SequencerService/OfferShard"
 	SequencerService_TakeShard_FullMethodName     = "/nova.sequencer.v1.SequencerService/TakeShard"
@@ -43,6 +44,9 @@ type SequencerServiceClient interface {
 	// DeleteStream writes the DELETE entry, waits until it is committed, then
 	// frees the name. Repeating it converges.
 	DeleteStream(ctx context.Context, in *DeleteStreamRequest, opts ...grpc.CallOption) (*DeleteStreamResponse, error)
+	// TrimStream makes the stream begin at a number or later, as a client's trim
+	// does, and returns where it begins. A stream that is deleted is NOT_FOUND.
+	TrimStream(ctx context.Context, in *TrimStreamRequest, opts ...grpc.CallOption) (*TrimStreamResponse, error)
 	// RefreshStream reads the stream's descriptor again; a stream that is not
 	// open needs nothing.
 	RefreshStream(ctx context.Context, in *RefreshStreamRequest, opts ...grpc.CallOption) (*RefreshStreamResponse, error)
@@ -88,6 +92,16 @@ func (c *sequencerServiceClient) DeleteStream(ctx context.Context, in *DeleteStr
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteStreamResponse)
 	err := c.cc.Invoke(ctx, SequencerService_DeleteStream_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *sequencerServiceClient) TrimStream(ctx context.Context, in *TrimStreamRequest, opts ...grpc.CallOption) (*TrimStreamResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TrimStreamResponse)
+	err := c.cc.Invoke(ctx, SequencerService_TrimStream_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -140,6 +154,9 @@ type SequencerServiceServer interface {
 	// DeleteStream writes the DELETE entry, waits until it is committed, then
 	// frees the name. Repeating it converges.
 	DeleteStream(context.Context, *DeleteStreamRequest) (*DeleteStreamResponse, error)
+	// TrimStream makes the stream begin at a number or later, as a client's trim
+	// does, and returns where it begins. A stream that is deleted is NOT_FOUND.
+	TrimStream(context.Context, *TrimStreamRequest) (*TrimStreamResponse, error)
 	// RefreshStream reads the stream's descriptor again; a stream that is not
 	// open needs nothing.
 	RefreshStream(context.Context, *RefreshStreamRequest) (*RefreshStreamResponse, error)
@@ -169,6 +186,9 @@ func (UnimplementedSequencerServiceServer) Fetch(context.Context, *FetchRequest)
 }
 func (UnimplementedSequencerServiceServer) DeleteStream(context.Context, *DeleteStreamRequest) (*DeleteStreamResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteStream not implemented")
+}
+func (UnimplementedSequencerServiceServer) TrimStream(context.Context, *TrimStreamRequest) (*TrimStreamResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TrimStream not implemented")
 }
 func (UnimplementedSequencerServiceServer) RefreshStream(context.Context, *RefreshStreamRequest) (*RefreshStreamResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RefreshStream not implemented")
@@ -254,6 +274,24 @@ func _SequencerService_DeleteStream_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SequencerService_TrimStream_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TrimStreamRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SequencerServiceServer).TrimStream(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SequencerService_TrimStream_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SequencerServiceServer).TrimStream(ctx, req.(*TrimStreamRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _SequencerService_RefreshStream_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(RefreshStreamRequest)
 	if err := dec(in); err != nil {
@@ -326,6 +364,10 @@ var SequencerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteStream",
 			Handler:    _SequencerService_DeleteStream_Handler,
+		},
+		{
+			MethodName: "TrimStream",
+			Handler:    _SequencerService_TrimStream_Handler,
 		},
 		{
 			MethodName: "RefreshStream",

@@ -62,7 +62,14 @@ type ChainProgress struct {
 	ChainId    string                 `protobuf:"bytes,1,opt,name=chain_id,json=chainId,proto3" json:"chain_id,omitempty"`
 	AbsorbedTo uint64                 `protobuf:"varint,2,opt,name=absorbed_to,json=absorbedTo,proto3" json:"absorbed_to,omitempty"`
 	// Committed slots not absorbed yet, as last seen.
-	Backlog       uint64 `protobuf:"varint,3,opt,name=backlog,proto3" json:"backlog,omitempty"`
+	Backlog   uint64 `protobuf:"varint,3,opt,name=backlog,proto3" json:"backlog,omitempty"`
+	SettledTo uint64 `protobuf:"varint,4,opt,name=settled_to,json=settledTo,proto3" json:"settled_to,omitempty"`
+	// Bytes of entries that are absorbed and not settled, and since when
+	// (milliseconds since the Unix epoch; 0: none), as last seen.
+	UnsettledBytes uint64 `protobuf:"varint,5,opt,name=unsettled_bytes,json=unsettledBytes,proto3" json:"unsettled_bytes,omitempty"`
+	UnsettledSince int64  `protobuf:"varint,6,opt,name=unsettled_since,json=unsettledSince,proto3" json:"unsettled_since,omitempty"`
+	// Why it does not settle; empty: nothing keeps it.
+	Blocked       string `protobuf:"bytes,7,opt,name=blocked,proto3" json:"blocked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -118,9 +125,41 @@ func (x *ChainProgress) GetBacklog() uint64 {
 	return 0
 }
 
+func (x *ChainProgress) GetSettledTo() uint64 {
+	if x != nil {
+		return x.SettledTo
+	}
+	return 0
+}
+
+func (x *ChainProgress) GetUnsettledBytes() uint64 {
+	if x != nil {
+		return x.UnsettledBytes
+	}
+	return 0
+}
+
+func (x *ChainProgress) GetUnsettledSince() int64 {
+	if x != nil {
+		return x.UnsettledSince
+	}
+	return 0
+}
+
+func (x *ChainProgress) GetBlocked() string {
+	if x != nil {
+		return x.Blocked
+	}
+	return ""
+}
+
 type GetProgressResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Chains        []*ChainProgress       `protobuf:"bytes,1,rep,name=chains,proto3" json:"chains,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Chains []*ChainProgress       `protobuf:"bytes,1,rep,name=chains,proto3" json:"chains,omitempty"`
+	// Since this life began: bytes of entries settled, and of objects written for
+	// them.
+	SettledBytes  uint64 `protobuf:"varint,2,opt,name=settled_bytes,json=settledBytes,proto3" json:"settled_bytes,omitempty"`
+	WrittenBytes  uint64 `protobuf:"varint,3,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -160,6 +199,20 @@ func (x *GetProgressResponse) GetChains() []*ChainProgress {
 		return x.Chains
 	}
 	return nil
+}
+
+func (x *GetProgressResponse) GetSettledBytes() uint64 {
+	if x != nil {
+		return x.SettledBytes
+	}
+	return 0
+}
+
+func (x *GetProgressResponse) GetWrittenBytes() uint64 {
+	if x != nil {
+		return x.WrittenBytes
+	}
+	return 0
 }
 
 type AbsorbRequest struct {
@@ -250,27 +303,128 @@ func (x *AbsorbResponse) GetAbsorbedTo() uint64 {
 	return 0
 }
 
+type SettleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ChainId       string                 `protobuf:"bytes,1,opt,name=chain_id,json=chainId,proto3" json:"chain_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleRequest) Reset() {
+	*x = SettleRequest{}
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleRequest) ProtoMessage() {}
+
+func (x *SettleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
+func (*SettleRequest) Descriptor() ([]byte, []int) {
+	return file_nova_settler_v1_settler_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SettleRequest) GetChainId() string {
+	if x != nil {
+		return x.ChainId
+	}
+	return ""
+}
+
+type SettleResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SettledTo     uint64                 `protobuf:"varint,1,opt,name=settled_to,json=settledTo,proto3" json:"settled_to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleResponse) Reset() {
+	*x = SettleResponse{}
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleResponse) ProtoMessage() {}
+
+func (x *SettleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
+func (*SettleResponse) Descriptor() ([]byte, []int) {
+	return file_nova_settler_v1_settler_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SettleResponse) GetSettledTo() uint64 {
+	if x != nil {
+		return x.SettledTo
+	}
+	return 0
+}
+
 var File_nova_settler_v1_settler_proto protoreflect.FileDescriptor
 
 const file_nova_settler_v1_settler_proto_rawDesc = "" +
 	"\n" +
 	"\x1dnova/settler/v1/settler.proto\x12\x0fnova.settler.v1\"\x14\n" +
-	"\x12GetProgressRequest\"e\n" +
+	"\x12GetProgressRequest\"\xf0\x01\n" +
 	"\rChainProgress\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x1f\n" +
 	"\vabsorbed_to\x18\x02 \x01(\x04R\n" +
 	"absorbedTo\x12\x18\n" +
-	"\abacklog\x18\x03 \x01(\x04R\abacklog\"M\n" +
+	"\abacklog\x18\x03 \x01(\x04R\abacklog\x12\x1d\n" +
+	"\n" +
+	"settled_to\x18\x04 \x01(\x04R\tsettledTo\x12'\n" +
+	"\x0funsettled_bytes\x18\x05 \x01(\x04R\x0eunsettledBytes\x12'\n" +
+	"\x0funsettled_since\x18\x06 \x01(\x03R\x0eunsettledSince\x12\x18\n" +
+	"\ablocked\x18\a \x01(\tR\ablocked\"\x97\x01\n" +
 	"\x13GetProgressResponse\x126\n" +
-	"\x06chains\x18\x01 \x03(\v2\x1e.nova.settler.v1.ChainProgressR\x06chains\"*\n" +
+	"\x06chains\x18\x01 \x03(\v2\x1e.nova.settler.v1.ChainProgressR\x06chains\x12#\n" +
+	"\rsettled_bytes\x18\x02 \x01(\x04R\fsettledBytes\x12#\n" +
+	"\rwritten_bytes\x18\x03 \x01(\x04R\fwrittenBytes\"*\n" +
 	"\rAbsorbRequest\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\"1\n" +
 	"\x0eAbsorbResponse\x12\x1f\n" +
 	"\vabsorbed_to\x18\x01 \x01(\x04R\n" +
-	"absorbedTo2\xb5\x01\n" +
+	"absorbedTo\"*\n" +
+	"\rSettleRequest\x12\x19\n" +
+	"\bchain_id\x18\x01 \x01(\tR\achainId\"/\n" +
+	"\x0eSettleResponse\x12\x1d\n" +
+	"\n" +
+	"settled_to\x18\x01 \x01(\x04R\tsettledTo2\x80\x02\n" +
 	"\x0eSettlerService\x12X\n" +
 	"\vGetProgress\x12#.nova.settler.v1.GetProgressRequest\x1a$.nova.settler.v1.GetProgressResponse\x12I\n" +
-	"\x06Absorb\x12\x1e.nova.settler.v1.AbsorbRequest\x1a\x1f.nova.settler.v1.AbsorbResponseBAZ?github.com/nova-stream/nova/proto/gen/nova/settler/v1;settlerpbb\x06proto3"
+	"\x06Absorb\x12\x1e.nova.settler.v1.AbsorbRequest\x1a\x1f.nova.settler.v1.AbsorbResponse\x12I\n" +
+	"\x06Settle\x12\x1e.nova.settler.v1.SettleRequest\x1a\x1f.nova.settler.v1.SettleResponseBAZ?github.com/nova-stream/nova/proto/gen/nova/settler/v1;settlerpbb\x06proto3"
 
 var (
 	file_nova_settler_v1_settler_proto_rawDescOnce sync.Once
@@ -284,22 +438,26 @@ func file_nova_settler_v1_settler_proto_rawDescGZIP() []byte {
 	return file_nova_settler_v1_settler_proto_rawDescData
 }
 
-var file_nova_settler_v1_settler_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_nova_settler_v1_settler_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_nova_settler_v1_settler_proto_goTypes = []any{
 	(*GetProgressRequest)(nil),  // 0: nova.settler.v1.GetProgressRequest
 	(*ChainProgress)(nil),       // 1: nova.settler.v1.ChainProgress
 	(*GetProgressResponse)(nil), // 2: nova.settler.v1.GetProgressResponse
 	(*AbsorbRequest)(nil),       // 3: nova.settler.v1.AbsorbRequest
 	(*AbsorbResponse)(nil),      // 4: nova.settler.v1.AbsorbResponse
+	(*SettleRequest)(nil),       // 5: nova.settler.v1.SettleRequest
+	(*SettleResponse)(nil),      // 6: nova.settler.v1.SettleResponse
 }
 var file_nova_settler_v1_settler_proto_depIdxs = []int32{
 	1, // 0: nova.settler.v1.GetProgressResponse.chains:type_name -> nova.settler.v1.ChainProgress
 	0, // 1: nova.settler.v1.SettlerService.GetProgress:input_type -> nova.settler.v1.GetProgressRequest
 	3, // 2: nova.settler.v1.SettlerService.Absorb:input_type -> nova.settler.v1.AbsorbRequest
-	2, // 3: nova.settler.v1.SettlerService.GetProgress:output_type -> nova.settler.v1.GetProgressResponse
-	4, // 4: nova.settler.v1.SettlerService.Absorb:output_type -> nova.settler.v1.AbsorbResponse
-	3, // [3:5] is the sub-list for method output_type
-	1, // [1:3] is the sub-list for method input_type
+	5, // 3: nova.settler.v1.SettlerService.Settle:input_type -> nova.settler.v1.SettleRequest
+	2, // 4: nova.settler.v1.SettlerService.GetProgress:output_type -> nova.settler.v1.GetProgressResponse
+	4, // 5: nova.settler.v1.SettlerService.Absorb:output_type -> nova.settler.v1.AbsorbResponse
+	6, // 6: nova.settler.v1.SettlerService.Settle:output_type -> nova.settler.v1.SettleResponse
+	4, // [4:7] is the sub-list for method output_type
+	1, // [1:4] is the sub-list for method input_type
 	1, // [1:1] is the sub-list for extension type_name
 	1, // [1:1] is the sub-list for extension extendee
 	0, // [0:1] is the sub-list for field type_name
@@ -316,7 +474,7 @@ func file_nova_settler_v1_settler_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_settler_v1_settler_proto_rawDesc), len(file_nova_settler_v1_settler_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

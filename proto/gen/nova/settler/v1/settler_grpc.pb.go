@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	SettlerService_GetProgress_FullMethodName = "/nova.settler.v1.SettlerService/GetProgress"
 	SettlerService_Absorb_FullMethodName      = "/nova.settler.v1.SettlerService/Absorb"
+	SettlerService_Settle_FullMethodName      = "/nova.settler.v1.SettlerService/Settle"
 )
 
 // SettlerServiceClient is the client API for SettlerService service.
@@ -34,6 +35,9 @@ type SettlerServiceClient interface {
 	// Absorb absorbs what a chain has committed now, without waiting for a full
 	// window.
 	Absorb(ctx context.Context, in *AbsorbRequest, opts ...grpc.CallOption) (*AbsorbResponse, error)
+	// Settle settles what a chain has absorbed now, without waiting for size or
+	// age, and returns settled_to.
+	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error)
 }
 
 type settlerServiceClient struct {
@@ -64,6 +68,16 @@ func (c *settlerServiceClient) Absorb(ctx context.Context, in *AbsorbRequest, op
 	return out, nil
 }
 
+func (c *settlerServiceClient) Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SettleResponse)
+	err := c.cc.Invoke(ctx, SettlerService_Settle_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SettlerServiceServer is the server API for SettlerService service.
 // All implementations must embed UnimplementedSettlerServiceServer
 // for forward compatibility.
@@ -75,6 +89,9 @@ type SettlerServiceServer interface {
 	// Absorb absorbs what a chain has committed now, without waiting for a full
 	// window.
 	Absorb(context.Context, *AbsorbRequest) (*AbsorbResponse, error)
+	// Settle settles what a chain has absorbed now, without waiting for size or
+	// age, and returns settled_to.
+	Settle(context.Context, *SettleRequest) (*SettleResponse, error)
 	mustEmbedUnimplementedSettlerServiceServer()
 }
 
@@ -90,6 +107,9 @@ func (UnimplementedSettlerServiceServer) GetProgress(context.Context, *GetProgre
 }
 func (UnimplementedSettlerServiceServer) Absorb(context.Context, *AbsorbRequest) (*AbsorbResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Absorb not implemented")
+}
+func (UnimplementedSettlerServiceServer) Settle(context.Context, *SettleRequest) (*SettleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Settle not implemented")
 }
 func (UnimplementedSettlerServiceServer) mustEmbedUnimplementedSettlerServiceServer() {}
 func (UnimplementedSettlerServiceServer) testEmbeddedByValue()                        {}
@@ -148,6 +168,24 @@ func _SettlerService_Absorb_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SettlerService_Settle_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SettleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SettlerServiceServer).Settle(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SettlerService_Settle_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SettlerServiceServer).Settle(ctx, req.(*SettleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SettlerService_ServiceDesc is the grpc.ServiceDesc for SettlerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -162,6 +200,10 @@ var SettlerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Absorb",
 			Handler:    _SettlerService_Absorb_Handler,
+		},
+		{
+			MethodName: "Settle",
+			Handler:    _SettlerService_Settle_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
