@@ -3,6 +3,7 @@ package index
 import (
 	"encoding/hex"
 	"fmt"
+	"strings"
 
 	"github.com/nova-stream/nova/libs/metastore"
 )
@@ -44,6 +45,13 @@ func bucketKey(name string) metastore.Key {
 }
 func nameKey(bucket, name string) metastore.Key {
 	return metastore.Key{Partition: partNamesBase + bucket, Path: "name/" + bucket + "/" + hex.EncodeToString([]byte(name))}
+}
+
+// settledKey puts every object into a partition of its own, so that the load is
+// spread. Keys of objects have slashes: '!' sorts below all else they may hold,
+// which keeps an object's children before its siblings.
+func settledKey(object string) metastore.Key {
+	return metastore.Key{Partition: object, Path: "settled/" + strings.ReplaceAll(object, "/", "!")}
 }
 func dueKey(queue string, at int64, id string) metastore.Key {
 	return metastore.Key{Partition: "due/" + queue, Path: fmt.Sprintf("due/%s/%016x-%s", queue, uint64(max(at, 0)), id)}

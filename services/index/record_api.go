@@ -3,6 +3,7 @@ package index
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -118,31 +119,43 @@ func shardRule(old, next *indexpb.Shard, existed bool) error {
 		return broken("a shard keeps its profile")
 	case next.GetEpoch() < old.GetEpoch():
 		return broken(fmt.Sprintf("shard %d: epoch %d is below %d", next.GetShard(), next.GetEpoch(), old.GetEpoch()))
-	case next.GetEpoch() > old.GetEpoch():
-		return keepsBindings(old, next)
-	case next.GetHolderLife() != old.GetHolderLife():
+	case next.GetEpoch() > old.GetEpoch() && next.GetState() != indexpb.ShardState_SHARD_STATE_RECOVERING:
+		return broken("an epoch begins with recovery")
+	case next.GetEpoch() == old.GetEpoch() && next.GetHolderLife() != old.GetHolderLife():
 		return broken("an epoch has one holder")
-	case old.GetState() == indexpb.ShardState_SHARD_STATE_RELEASED:
+	case next.GetEpoch() == old.GetEpoch() && old.GetState() == indexpb.ShardState_SHARD_STATE_RELEASED:
 		return broken("a released epoch is over")
+	}
+	return keepsBindings(old, next)
+}
+
+// keepsBindings: no segment that may hold entries is forgotten. A takeover keeps
+// all; who recovers may leave out those in which the shard has no entry, and who
+// serves those that are settled, when they say so by serving, and never the last,
+// which new entries go to.
+func keepsBindings(old, next *indexpb.Shard) error {
+	const serving = indexpb.ShardState_SHARD_STATE_SERVING
+	was, is := old.GetBindings(), next.GetBindings()
+	if next.GetState() == serving && len(is) == 0 {
+		return broken("a shard that is served has a binding")
+	}
+	mayDrop := next.GetEpoch() == old.GetEpoch() && next.GetState() == serving
+	keepLast := old.GetState() == serving
+	for i, b := range was {
+		last := i == len(was)-1
+		if mayDrop && !(keepLast && last) {
+			continue
+		}
+		if !slices.ContainsFunc(is, func(n *indexpb.Binding) bool { return sameSegment(b, n) }) {
+			return broken("the binding of chain " + b.GetChainId() + " may hold entries of the shard")
+		}
 	}
 	return nil
 }
 
-// keepsBindings: a takeover must not forget a chain that may hold entries.
-func keepsBindings(old, next *indexpb.Shard) error {
-	if next.GetState() != indexpb.ShardState_SHARD_STATE_RECOVERING {
-		return broken("an epoch begins with recovery")
-	}
-	for _, b := range old.GetBindings() {
-		kept := false
-		for _, n := range next.GetBindings() {
-			kept = kept || n.GetChainId() == b.GetChainId()
-		}
-		if !kept {
-			return broken("a takeover keeps all bindings")
-		}
-	}
-	return nil
+// sameSegment: a chain that is bound again, after another, is there twice.
+func sameSegment(a, b *indexpb.Binding) bool {
+	return a.GetChainId() == b.GetChainId() && a.GetEpoch() == b.GetEpoch()
 }
 
 // ListShards returns a page of the shards that have a row.
@@ -202,6 +215,9 @@ func chainRule(old, next *indexpb.Chain, existed bool) error {
 	case next.GetWriterLife() != old.GetWriterLife() || next.GetProfile() != old.GetProfile():
 		return broken("a chain keeps its writer and profile")
 	}
+	if err := reclaimRule(old, next); err != nil {
+		return err
+	}
 	claimed := old.GetAbsorbingTo() > old.GetAbsorbedTo()
 	clipped := next.GetState() != open && next.GetAbsorbingTo() == next.GetCut() && next.GetCut() < old.GetAbsorbingTo()
 	if claimed && next.GetAbsorbedTo() == old.GetAbsorbedTo() && next.GetAbsorbingTo() != old.GetAbsorbingTo() && !clipped {
@@ -209,6 +225,54 @@ func chainRule(old, next *indexpb.Chain, existed bool) error {
 	}
 	if claimed && next.GetAbsorbedTo() > old.GetAbsorbedTo() && next.GetAbsorbedTo() != old.GetAbsorbingTo() {
 		return broken("a claimed window is absorbed whole")
+	}
+	return nil
+}
+
+// MaxChainPins limits the pins of a chain.
+const MaxChainPins = 64
+
+// reclaimRule: only what is settled is reclaimed, but for what is pinned, and a
+// chain is retired when nothing of it is left.
+func reclaimRule(old, next *indexpb.Chain) error {
+	const sealed, retired = indexpb.ChainState_CHAIN_STATE_SEALED, indexpb.ChainState_CHAIN_STATE_RETIRED
+	settled, reclaimed := next.GetSettledTo(), next.GetReclaimedTo()
+	switch {
+	case reclaimed > settled:
+		return broken(fmt.Sprintf("reclaimed_to %d <= settled_to %d must hold", reclaimed, settled))
+	case reclaimed < old.GetReclaimedTo():
+		return broken("reclaimed_to goes forward only")
+	case next.GetState() == retired && old.GetState() < sealed:
+		return broken("a chain is sealed before it is retired")
+	case next.GetState() == retired && (settled != next.GetCut() || reclaimed != next.GetCut() || len(next.GetPins()) > 0):
+		return broken("a chain is retired when all of it is settled and reclaimed and nothing is pinned")
+	}
+	return chainPinRule(old, next)
+}
+
+// chainPinRule: slots are pinned by the change that moves settled_to beyond them,
+// since later they may be gone.
+func chainPinRule(old, next *indexpb.Chain) error {
+	pins := next.GetPins()
+	if len(pins) > MaxChainPins {
+		return broken(fmt.Sprintf("a chain has at most %d pins", MaxChainPins))
+	}
+	for i, p := range pins {
+		if p.GetStreamId() == "" || p.GetFrom() >= p.GetTo() || p.GetTo() > next.GetSettledTo() {
+			return broken("a pin names slots below settled_to, for a stream")
+		}
+		if i > 0 {
+			before := pins[i-1]
+			if before.GetStreamId() > p.GetStreamId() || before.GetStreamId() == p.GetStreamId() && before.GetTo() > p.GetFrom() {
+				return broken("pins are sorted by stream and slot, and do not overlap")
+			}
+		}
+		settled := span{p.GetFrom(), min(p.GetTo(), old.GetSettledTo())}
+		if !settled.empty() && !slices.ContainsFunc(old.GetPins(), func(o *indexpb.ChainPin) bool {
+			return o.GetStreamId() == p.GetStreamId() && span{o.GetFrom(), o.GetTo()}.holds(settled)
+		}) {
+			return broken(fmt.Sprintf("slots [%d, %d) are settled already and may be gone", settled.from, settled.to))
+		}
 	}
 	return nil
 }
@@ -296,6 +360,16 @@ func headRule(old, next *indexpb.Head, existed bool) error {
 		return broken("a stream keeps its shard")
 	case next.GetProducersForgotten() < old.GetProducersForgotten() || next.GetProducersForgottenUntil() < old.GetProducersForgottenUntil():
 		return broken("what is known of forgotten producers goes forward only")
+	case old.GetBucketId() != "" && next.GetBucketId() != old.GetBucketId():
+		return broken("a stream keeps its bucket")
+	case next.GetDeletedChain() != "" && next.GetState() != indexpb.HeadState_HEAD_STATE_DELETED,
+		next.GetDeletedChain() == "" && next.GetDeletedSlot() != 0:
+		return broken("deleted_chain and deleted_slot tell where a DELETED head was deleted")
+	case old.GetDeletedChain() != "" && (next.GetDeletedChain() != old.GetDeletedChain() || next.GetDeletedSlot() != old.GetDeletedSlot()):
+		return broken("deleted_chain and deleted_slot are set once")
+	}
+	if err := coverageRule(old, next); err != nil {
+		return err
 	}
 	return quarantineRule(old, next)
 }

@@ -119,7 +119,7 @@ func TestChainGoesForwardAndItsCutStays(t *testing.T) {
 		{"the cut rises (I4)", chain(sealed, 7, 0, 7, 7), chain(sealed, 8, 0, 7, 7), false},
 		{"the cut falls (I2)", chain(sealed, 7, 0, 4, 4), chain(sealed, 6, 0, 4, 4), false},
 		{"the cut changes with retirement", chain(sealed, 7, 7, 7, 7), chain(retired, 8, 7, 7, 7), false},
-		{"retirement", chain(sealed, 7, 7, 7, 7), chain(retired, 7, 7, 7, 7), true},
+		{"retirement", chain(sealed, 7, 7, 7, 7), changed(chain(retired, 7, 7, 7, 7), func(c *indexpb.Chain) { c.ReclaimedTo = 7 }), true},
 		{"a sealed chain opens again", chain(sealed, 7, 0, 7, 7), chain(open, 7, 0, 7, 7), false},
 		{"a retired chain comes back", chain(retired, 7, 7, 7, 7), chain(sealed, 7, 7, 7, 7), false},
 		{"absorbed_to goes back", chain(open, 0, 0, 9, 9), chain(open, 0, 0, 8, 9), false},

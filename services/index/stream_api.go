@@ -90,7 +90,9 @@ func (s *Service) createStream(ctx context.Context, req *indexpb.CreateStreamReq
 	if err != nil {
 		return nil, err
 	}
-	head := &indexpb.Head{StreamId: d.GetStreamId(), Shard: d.GetShard(), State: indexpb.HeadState_HEAD_STATE_ACTIVE, Attempt: attempt}
+	head := &indexpb.Head{
+		StreamId: d.GetStreamId(), Shard: d.GetShard(), BucketId: d.GetBucketId(), State: indexpb.HeadState_HEAD_STATE_ACTIVE, Attempt: attempt,
+	}
 	if _, err := s.put(ctx, headKey(d.GetStreamId()), head, metastore.Absent); err != nil {
 		return nil, err
 	}
