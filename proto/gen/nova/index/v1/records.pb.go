@@ -2335,8 +2335,13 @@ type Due struct {
 	// A reaper works on it until then, milliseconds since the Unix epoch.
 	LeasedUntil int64 `protobuf:"varint,13,opt,name=leased_until,json=leasedUntil,proto3" json:"leased_until,omitempty"`
 	// Refs and pages of stream_id that are to be dropped: at most 1000 together.
-	Refs          []*Ref     `protobuf:"bytes,14,rep,name=refs,proto3" json:"refs,omitempty"`
-	Pages         []*RefPage `protobuf:"bytes,15,rep,name=pages,proto3" json:"pages,omitempty"`
+	Refs  []*Ref     `protobuf:"bytes,14,rep,name=refs,proto3" json:"refs,omitempty"`
+	Pages []*RefPage `protobuf:"bytes,15,rep,name=pages,proto3" json:"pages,omitempty"`
+	// A second number of the work: where its range begins, or how far it has come.
+	From uint64 `protobuf:"varint,16,opt,name=from,proto3" json:"from,omitempty"`
+	// Since when the work has seen what it waits for to last, milliseconds since
+	// the Unix epoch; 0: it has not.
+	Since         int64 `protobuf:"varint,17,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2474,6 +2479,20 @@ func (x *Due) GetPages() []*RefPage {
 		return x.Pages
 	}
 	return nil
+}
+
+func (x *Due) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *Due) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
 }
 
 var File_nova_index_v1_records_proto protoreflect.FileDescriptor
@@ -2679,7 +2698,7 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
 	"\tstream_id\x18\x03 \x01(\tR\bstreamId\x12\x14\n" +
 	"\x05shard\x18\x04 \x01(\rR\x05shard\x12\x18\n" +
-	"\aattempt\x18\x05 \x01(\tR\aattempt\"\xa2\x03\n" +
+	"\aattempt\x18\x05 \x01(\tR\aattempt\"\xcc\x03\n" +
 	"\x03Due\x12\x15\n" +
 	"\x06due_id\x18\x01 \x01(\tR\x05dueId\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12\x0e\n" +
@@ -2696,7 +2715,9 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\aattempt\x18\f \x01(\tR\aattempt\x12!\n" +
 	"\fleased_until\x18\r \x01(\x03R\vleasedUntil\x12&\n" +
 	"\x04refs\x18\x0e \x03(\v2\x12.nova.index.v1.RefR\x04refs\x12,\n" +
-	"\x05pages\x18\x0f \x03(\v2\x16.nova.index.v1.RefPageR\x05pages*j\n" +
+	"\x05pages\x18\x0f \x03(\v2\x16.nova.index.v1.RefPageR\x05pages\x12\x12\n" +
+	"\x04from\x18\x10 \x01(\x04R\x04from\x12\x14\n" +
+	"\x05since\x18\x11 \x01(\x03R\x05since*j\n" +
 	"\tLifeState\x12\x1a\n" +
 	"\x16LIFE_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fLIFE_STATE_LIVE\x10\x01\x12\x17\n" +

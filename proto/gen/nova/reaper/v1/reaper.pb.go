@@ -63,7 +63,10 @@ type QueueProgress struct {
 	Done   uint64                 `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`
 	Failed uint64                 `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"`
 	// Milliseconds since the Unix epoch of the oldest marker that is due; 0 none.
-	OldestDue     int64 `protobuf:"varint,4,opt,name=oldest_due,json=oldestDue,proto3" json:"oldest_due,omitempty"`
+	OldestDue int64 `protobuf:"varint,4,opt,name=oldest_due,json=oldestDue,proto3" json:"oldest_due,omitempty"`
+	// Markers that failed too often and wait for somebody to look at them; at most
+	// 1000 are counted, and not at every look.
+	Dead          uint64 `protobuf:"varint,5,opt,name=dead,proto3" json:"dead,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -122,6 +125,13 @@ func (x *QueueProgress) GetFailed() uint64 {
 func (x *QueueProgress) GetOldestDue() int64 {
 	if x != nil {
 		return x.OldestDue
+	}
+	return 0
+}
+
+func (x *QueueProgress) GetDead() uint64 {
+	if x != nil {
+		return x.Dead
 	}
 	return 0
 }
@@ -263,13 +273,14 @@ var File_nova_reaper_v1_reaper_proto protoreflect.FileDescriptor
 const file_nova_reaper_v1_reaper_proto_rawDesc = "" +
 	"\n" +
 	"\x1bnova/reaper/v1/reaper.proto\x12\x0enova.reaper.v1\"\x14\n" +
-	"\x12GetProgressRequest\"p\n" +
+	"\x12GetProgressRequest\"\x84\x01\n" +
 	"\rQueueProgress\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x04R\x04done\x12\x16\n" +
 	"\x06failed\x18\x03 \x01(\x04R\x06failed\x12\x1d\n" +
 	"\n" +
-	"oldest_due\x18\x04 \x01(\x03R\toldestDue\"L\n" +
+	"oldest_due\x18\x04 \x01(\x03R\toldestDue\x12\x12\n" +
+	"\x04dead\x18\x05 \x01(\x04R\x04dead\"L\n" +
 	"\x13GetProgressResponse\x125\n" +
 	"\x06queues\x18\x01 \x03(\v2\x1d.nova.reaper.v1.QueueProgressR\x06queues\"\x0e\n" +
 	"\fDrainRequest\";\n" +
