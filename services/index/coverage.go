@@ -71,7 +71,7 @@ func coverageRule(old, next *indexpb.Head) error {
 	had, _ := covered(old)
 	added := span{old.GetTail(), next.GetTail()}
 	switch {
-	case !has.empty() && has.to != next.GetTail() && next.GetQuarantine() == "":
+	case has.to > next.GetTail() || !has.empty() && has.to < next.GetTail() && next.GetQuarantine() == "":
 		return broken(fmt.Sprintf("refs end at the tail %d, not at %d", next.GetTail(), has.to))
 	case !has.holds(had.above(dropped)):
 		return broken(fmt.Sprintf("records [%d, %d) were covered and are not dropped", max(had.from, dropped), had.to))

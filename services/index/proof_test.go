@@ -123,7 +123,7 @@ func TestQuarantineHoldsUntilItIsLifted(t *testing.T) {
 		{"a pin shrinks", broken, func(h *indexpb.Head) { h.Pins = []*indexpb.Pin{pin("c", 6, 7)} }, false},
 		{"an entry is folded", broken, func(h *indexpb.Head) { h.FoldedEntry = 11 }, false},
 		{"it is lifted", broken, func(h *indexpb.Head) { h.Quarantine, h.Pins = "", nil }, true},
-		{"it is lifted with a fold", broken, func(h *indexpb.Head) { 
+		{"it is lifted with a fold", broken, func(h *indexpb.Head) {
 			h.Quarantine, h.Pins, h.FoldedEntry, h.Tail, h.Refs = "", nil, 11, 101, []*indexpb.Ref{{Object: "o", FirstSeq: 100, NextSeq: 101}}
 		}, true},
 	} {

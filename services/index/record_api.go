@@ -130,24 +130,32 @@ func shardRule(old, next *indexpb.Shard, existed bool) error {
 }
 
 // keepsBindings: no segment that may hold entries is forgotten. A takeover keeps
-// all; who recovers may leave out those in which the shard has no entry, and who
-// serves those that are settled, when they say so by serving, and never the last,
-// which new entries go to.
+// all; who begins to serve may leave out those in which the shard has no entry,
+// and who serves those that are settled, but never the last, which new entries go
+// to. A cut that is decided stays, but for that of the last chain when it is bound
+// again.
 func keepsBindings(old, next *indexpb.Shard) error {
 	const serving = indexpb.ShardState_SHARD_STATE_SERVING
 	was, is := old.GetBindings(), next.GetBindings()
 	if next.GetState() == serving && len(is) == 0 {
 		return broken("a shard that is served has a binding")
 	}
+	for i := 1; i < len(is); i++ {
+		if is[i-1].GetEpoch() > is[i].GetEpoch() {
+			return broken("bindings are in the order of their epochs")
+		}
+	}
+	// A change within an epoch that ends in serving.
 	mayDrop := next.GetEpoch() == old.GetEpoch() && next.GetState() == serving
-	keepLast := old.GetState() == serving
+	begins := mayDrop && old.GetState() != serving
 	for i, b := range was {
 		last := i == len(was)-1
-		if mayDrop && !(keepLast && last) {
-			continue
-		}
-		if !slices.ContainsFunc(is, func(n *indexpb.Binding) bool { return sameSegment(b, n) }) {
+		at := slices.IndexFunc(is, func(n *indexpb.Binding) bool { return sameSegment(b, n) })
+		switch {
+		case at < 0 && (!mayDrop || last && !begins):
 			return broken("the binding of chain " + b.GetChainId() + " may hold entries of the shard")
+		case at >= 0 && b.GetCutKnown() && !(last && begins) && (!is[at].GetCutKnown() || is[at].GetCut() != b.GetCut()):
+			return broken("the shard's cut of chain " + b.GetChainId() + " is decided")
 		}
 	}
 	return nil
@@ -205,7 +213,7 @@ func chainRule(old, next *indexpb.Chain, existed bool) error {
 		if next.GetState() != open {
 			return broken("a chain begins open")
 		}
-		return nil
+		return reclaimRule(&indexpb.Chain{}, next)
 	case next.GetState() < old.GetState():
 		return broken("a chain's state goes forward only")
 	case old.GetState() != open && next.GetCut() != old.GetCut():

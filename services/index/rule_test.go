@@ -65,6 +65,12 @@ func TestShardEpochsNeverDecreaseAndHaveOneHolder(t *testing.T) {
 		Bindings: []*indexpb.Binding{{ChainId: "x"}, {ChainId: "y"}},
 	}
 	takeover := changed(base, func(s *indexpb.Shard) { s.Epoch, s.HolderLife, s.State = 6, "b", recovering })
+	twice := changed(base, func(s *indexpb.Shard) {
+		s.Bindings = []*indexpb.Binding{{ChainId: "x", Epoch: 1, Cut: 4, CutKnown: true}, {ChainId: "y", Epoch: 3, Cut: 7, CutKnown: true}, {ChainId: "x", Epoch: 4}}
+	})
+	cut := changed(base, func(s *indexpb.Shard) {
+		s.Bindings = []*indexpb.Binding{{ChainId: "x", Epoch: 1, Cut: 4, CutKnown: true}, {ChainId: "y", Epoch: 3}}
+	})
 	for _, c := range []struct {
 		what string
 		old  *indexpb.Shard
@@ -85,6 +91,35 @@ func TestShardEpochsNeverDecreaseAndHaveOneHolder(t *testing.T) {
 		{"its holder releases", base, changed(base, func(s *indexpb.Shard) { s.State = released }), true},
 		{"a released epoch serves again", changed(base, func(s *indexpb.Shard) { s.State = released }), base, false},
 		{"another profile", base, changed(base, func(s *indexpb.Shard) { s.Profile = novapb.StorageProfile_STORAGE_PROFILE_EXPRESS }), false},
+		{"its holder drops the binding that it writes to (I2)", base, changed(base, func(s *indexpb.Shard) { s.Bindings = s.Bindings[:1] }), false},
+		{"its holder drops all bindings (I2)", base, changed(base, func(s *indexpb.Shard) { s.Bindings = nil }), false},
+		{"release drops a binding (I2)", base, changed(base, func(s *indexpb.Shard) { s.State, s.Bindings = released, s.Bindings[1:] }), false},
+		{"a takeover keeps one of a chain's two segments (I2)", twice, changed(twice, func(s *indexpb.Shard) {
+			s.Epoch, s.HolderLife, s.State, s.Bindings = 6, "b", recovering, s.Bindings[1:]
+		}), false},
+		{"a takeover gives a segment another epoch (I2)", twice, changed(twice, func(s *indexpb.Shard) {
+			s.Epoch, s.HolderLife, s.State = 6, "b", recovering
+			s.Bindings[0].Epoch = 2
+		}), false},
+		{"a takeover keeps both segments of a chain", twice, changed(twice, func(s *indexpb.Shard) { s.Epoch, s.HolderLife, s.State = 6, "b", recovering }), true},
+		{"recovery decides a cut", takeover, changed(takeover, func(s *indexpb.Shard) { s.Bindings[0].Cut, s.Bindings[0].CutKnown = 4, true }), true},
+		{"recovery drops a binding before it serves (I2)", takeover, changed(takeover, func(s *indexpb.Shard) { s.Bindings = s.Bindings[1:] }), false},
+		{"recovery serves without the chains that hold nothing", takeover, changed(takeover, func(s *indexpb.Shard) {
+			s.State, s.Bindings = serving, []*indexpb.Binding{{ChainId: "z", Epoch: 6}}
+		}), true},
+		{"a shard is served without a chain", takeover, changed(takeover, func(s *indexpb.Shard) { s.State, s.Bindings = serving, nil }), false},
+		{"a cut that is decided is forgotten (I4)", cut, changed(cut, func(s *indexpb.Shard) { s.Bindings[0].CutKnown = false }), false},
+		{"a cut that is decided moves (I4)", cut, changed(cut, func(s *indexpb.Shard) { s.Bindings[0].Cut = 5 }), false},
+		{"a cut that is decided moves at a takeover (I4)", cut, changed(cut, func(s *indexpb.Shard) {
+			s.Epoch, s.HolderLife, s.State = 6, "b", recovering
+			s.Bindings[0].Cut = 5
+		}), false},
+		{"the last chain is bound again, and its cut is open again", changed(cut, func(s *indexpb.Shard) {
+			s.State = recovering
+			s.Bindings[1].Cut, s.Bindings[1].CutKnown = 8, true
+		}), cut, true},
+		{"an earlier chain's cut is open again (I4)", changed(cut, func(s *indexpb.Shard) { s.State = recovering }), changed(cut, func(s *indexpb.Shard) { s.Bindings[0].CutKnown = false }), false},
+		{"bindings out of order (I1)", base, changed(twice, func(s *indexpb.Shard) { s.Bindings[0].Epoch = 5 }), false},
 	} {
 		t.Run(c.what, func(t *testing.T) { judge(t, shardRule(c.old, c.next, c.old != nil), c.ok) })
 	}
@@ -94,6 +129,15 @@ func TestChainGoesForwardAndItsCutStays(t *testing.T) {
 	const open, sealed, retired = indexpb.ChainState_CHAIN_STATE_OPEN, indexpb.ChainState_CHAIN_STATE_SEALED, indexpb.ChainState_CHAIN_STATE_RETIRED
 	chain := func(st indexpb.ChainState, cut, settled, absorbed, absorbing uint64) *indexpb.Chain {
 		return &indexpb.Chain{WriterLife: "w", State: st, Cut: cut, SettledTo: settled, AbsorbedTo: absorbed, AbsorbingTo: absorbing}
+	}
+	reclaimed := func(c *indexpb.Chain, to uint64) *indexpb.Chain { c.ReclaimedTo = to; return c }
+	pinned := func(c *indexpb.Chain, pins ...*indexpb.ChainPin) *indexpb.Chain { c.Pins = pins; return c }
+	pin := func(stream string, from, to uint64) *indexpb.ChainPin {
+		return &indexpb.ChainPin{StreamId: stream, From: from, To: to}
+	}
+	var many []*indexpb.ChainPin
+	for i := range uint64(MaxChainPins + 1) {
+		many = append(many, pin("s", 2*i, 2*i+1))
 	}
 	for _, c := range []struct {
 		what      string
@@ -120,6 +164,27 @@ func TestChainGoesForwardAndItsCutStays(t *testing.T) {
 		{"the cut falls (I2)", chain(sealed, 7, 0, 4, 4), chain(sealed, 6, 0, 4, 4), false},
 		{"the cut changes with retirement", chain(sealed, 7, 7, 7, 7), chain(retired, 8, 7, 7, 7), false},
 		{"retirement", chain(sealed, 7, 7, 7, 7), changed(chain(retired, 7, 7, 7, 7), func(c *indexpb.Chain) { c.ReclaimedTo = 7 }), true},
+		{"retirement before the end is settled (I2)", chain(sealed, 7, 6, 7, 7), reclaimed(chain(retired, 7, 6, 7, 7), 6), false},
+		{"retirement before all is reclaimed (I11)", chain(sealed, 7, 7, 7, 7), reclaimed(chain(retired, 7, 7, 7, 7), 6), false},
+		{"retirement of an open chain (I4)", reclaimed(chain(open, 0, 7, 7, 7), 7), reclaimed(chain(retired, 7, 7, 7, 7), 7), false},
+		{"retirement of a chain that has pins (I2)", pinned(chain(sealed, 7, 7, 7, 7), pin("s", 2, 4)), pinned(reclaimed(chain(retired, 7, 7, 7, 7), 7), pin("s", 2, 4)), false},
+		{"reclaim", chain(open, 0, 5, 9, 9), reclaimed(chain(open, 0, 5, 9, 9), 5), true},
+		{"reclaim above settled_to (I2)", chain(open, 0, 5, 9, 9), reclaimed(chain(open, 0, 5, 9, 9), 6), false},
+		{"reclaimed_to goes back", reclaimed(chain(open, 0, 5, 9, 9), 5), reclaimed(chain(open, 0, 5, 9, 9), 4), false},
+		{"a new chain is reclaimed", nil, reclaimed(chain(open, 0, 0, 0, 0), 1), false},
+		{"settling pins", chain(open, 0, 2, 9, 9), pinned(chain(open, 0, 5, 9, 9), pin("s", 2, 3), pin("s", 4, 5), pin("t", 2, 5)), true},
+		{"settling widens a pin", pinned(chain(open, 0, 5, 9, 9), pin("s", 2, 5)), pinned(chain(open, 0, 7, 9, 9), pin("s", 2, 7)), true},
+		{"a pin goes with its quarantine", pinned(chain(open, 0, 5, 9, 9), pin("s", 2, 5)), chain(open, 0, 5, 9, 9), true},
+		{"a pin of what is settled already (I2)", chain(open, 0, 5, 9, 9), pinned(chain(open, 0, 7, 9, 9), pin("s", 4, 7)), false},
+		{"a pin of another stream's slots (I2)", pinned(chain(open, 0, 5, 9, 9), pin("s", 2, 5)), pinned(chain(open, 0, 7, 9, 9), pin("t", 2, 7)), false},
+		{"a pin of what is not settled", chain(open, 0, 5, 9, 9), pinned(chain(open, 0, 5, 9, 9), pin("s", 5, 6)), false},
+		{"an empty pin", chain(open, 0, 2, 9, 9), pinned(chain(open, 0, 5, 9, 9), pin("s", 3, 3)), false},
+		{"a pin of no stream", chain(open, 0, 2, 9, 9), pinned(chain(open, 0, 5, 9, 9), pin("", 3, 4)), false},
+		{"pins out of order", chain(open, 0, 2, 9, 9), pinned(chain(open, 0, 5, 9, 9), pin("s", 4, 5), pin("s", 2, 3)), false},
+		{"pins that overlap", chain(open, 0, 2, 9, 9), pinned(chain(open, 0, 5, 9, 9), pin("s", 2, 4), pin("s", 3, 5)), false},
+		{"streams of pins out of order", chain(open, 0, 2, 9, 9), pinned(chain(open, 0, 5, 9, 9), pin("t", 2, 3), pin("s", 3, 4)), false},
+		{"too many pins (I8)", chain(open, 0, 0, 200, 200), pinned(chain(open, 0, 200, 200, 200), many...), false},
+		{"a new chain has pins", nil, pinned(chain(open, 0, 0, 0, 0), pin("s", 0, 1)), false},
 		{"a sealed chain opens again", chain(sealed, 7, 0, 7, 7), chain(open, 7, 0, 7, 7), false},
 		{"a retired chain comes back", chain(retired, 7, 7, 7, 7), chain(sealed, 7, 7, 7, 7), false},
 		{"absorbed_to goes back", chain(open, 0, 0, 9, 9), chain(open, 0, 0, 8, 9), false},
@@ -134,6 +199,7 @@ func TestChainGoesForwardAndItsCutStays(t *testing.T) {
 }
 
 func TestHeadGoesForwardOnly(t *testing.T) {
+	const deleted = indexpb.HeadState_HEAD_STATE_DELETED
 	base := &indexpb.Head{
 		Shard: 2, FoldedEpoch: 3, FoldedEntry: 10, Tail: 100, LastTimestamp: 5000, Trim: 7,
 		State: indexpb.HeadState_HEAD_STATE_SEALED, OpenedEpoch: 4, ProducersForgotten: 5, ProducersForgottenUntil: 900,
@@ -159,8 +225,23 @@ func TestHeadGoesForwardOnly(t *testing.T) {
 		{"a forgotten producer is known again (I5)", func(h *indexpb.Head) { h.ProducersForgotten = 4 }, false},
 		{"forgotten producers may begin again (I5)", func(h *indexpb.Head) { h.ProducersForgottenUntil = 899 }, false},
 		{"it moves to another shard", func(h *indexpb.Head) { h.Shard = 3 }, false},
+		{"it gets its bucket", func(h *indexpb.Head) { h.BucketId = "b" }, true},
+		{"it says where it was deleted", func(h *indexpb.Head) { h.State, h.DeletedChain, h.DeletedSlot = deleted, "c", 4 }, true},
+		{"it says so before it is deleted", func(h *indexpb.Head) { h.DeletedChain, h.DeletedSlot = "c", 4 }, false},
+		{"a slot of no chain", func(h *indexpb.Head) { h.State, h.DeletedSlot = deleted, 4 }, false},
 	} {
 		t.Run(c.what, func(t *testing.T) { judge(t, headRule(base, changed(base, c.f), true), c.ok) })
+	}
+	// What is set once.
+	base = changed(base, func(h *indexpb.Head) { h.State, h.BucketId, h.DeletedChain, h.DeletedSlot = deleted, "b", "c", 4 })
+	for what, f := range map[string]edit{
+		"it moves to another bucket":        func(h *indexpb.Head) { h.BucketId = "d" },
+		"it leaves its bucket":              func(h *indexpb.Head) { h.BucketId = "" },
+		"it was deleted in another chain":   func(h *indexpb.Head) { h.DeletedChain = "d" },
+		"it was deleted in another slot":    func(h *indexpb.Head) { h.DeletedSlot = 3 },
+		"where it was deleted is forgotten": func(h *indexpb.Head) { h.DeletedChain, h.DeletedSlot = "", 0 },
+	} {
+		t.Run(what, func(t *testing.T) { judge(t, headRule(base, changed(base, f), true), false) })
 	}
 	t.Run("it is made without its stream", func(t *testing.T) { judge(t, headRule(&indexpb.Head{}, base, false), false) })
 }
