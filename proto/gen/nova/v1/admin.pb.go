@@ -1019,7 +1019,9 @@ func (x *VerifyFinding) GetNextSeq() uint64 {
 	return 0
 }
 
-// VerifyResponse reports on one stream: progress, or the result.
+// VerifyResponse reports on one stream: progress, or the result. With all, there
+// are also reports on the metadata and the objects of the constellation, which
+// name no bucket and no stream.
 type VerifyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The bucket's name.
@@ -1035,7 +1037,13 @@ type VerifyResponse struct {
 	// What is wrong, since the previous message.
 	Findings []*VerifyFinding `protobuf:"bytes,6,rep,name=findings,proto3" json:"findings,omitempty"`
 	// The stream was checked to its tail as of the start.
-	Done          bool `protobuf:"varint,7,opt,name=done,proto3" json:"done,omitempty"`
+	Done bool `protobuf:"varint,7,opt,name=done,proto3" json:"done,omitempty"`
+	// Of the records, those that are settled.
+	SettledRecords uint64 `protobuf:"varint,8,opt,name=settled_records,json=settledRecords,proto3" json:"settled_records,omitempty"`
+	// Of the metadata: chains checked so far.
+	Chains uint64 `protobuf:"varint,9,opt,name=chains,proto3" json:"chains,omitempty"`
+	// Of the objects: objects checked so far.
+	Objects       uint64 `protobuf:"varint,10,opt,name=objects,proto3" json:"objects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1117,6 +1125,27 @@ func (x *VerifyResponse) GetDone() bool {
 		return x.Done
 	}
 	return false
+}
+
+func (x *VerifyResponse) GetSettledRecords() uint64 {
+	if x != nil {
+		return x.SettledRecords
+	}
+	return 0
+}
+
+func (x *VerifyResponse) GetChains() uint64 {
+	if x != nil {
+		return x.Chains
+	}
+	return 0
+}
+
+func (x *VerifyResponse) GetObjects() uint64 {
+	if x != nil {
+		return x.Objects
+	}
+	return 0
 }
 
 // Token is a credential without its secret.
@@ -1601,7 +1630,7 @@ const file_nova_v1_admin_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1b\n" +
 	"\tfirst_seq\x18\x03 \x01(\x04R\bfirstSeq\x12\x19\n" +
-	"\bnext_seq\x18\x04 \x01(\x04R\anextSeq\"\xd5\x01\n" +
+	"\bnext_seq\x18\x04 \x01(\x04R\anextSeq\"\xb0\x02\n" +
 	"\x0eVerifyResponse\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
@@ -1609,7 +1638,11 @@ const file_nova_v1_admin_proto_rawDesc = "" +
 	"\arecords\x18\x04 \x01(\x04R\arecords\x12\x14\n" +
 	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x122\n" +
 	"\bfindings\x18\x06 \x03(\v2\x16.nova.v1.VerifyFindingR\bfindings\x12\x12\n" +
-	"\x04done\x18\a \x01(\bR\x04done\"\xaf\x01\n" +
+	"\x04done\x18\a \x01(\bR\x04done\x12'\n" +
+	"\x0fsettled_records\x18\b \x01(\x04R\x0esettledRecords\x12\x16\n" +
+	"\x06chains\x18\t \x01(\x04R\x06chains\x12\x18\n" +
+	"\aobjects\x18\n" +
+	" \x01(\x04R\aobjects\"\xaf\x01\n" +
 	"\x05Token\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x1e\n" +
 	"\n" +

@@ -118,6 +118,86 @@ func (x *VerifyStreamResponse) GetProgress() *v1.VerifyResponse {
 	return nil
 }
 
+type VerifyObjectsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyObjectsRequest) Reset() {
+	*x = VerifyObjectsRequest{}
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyObjectsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyObjectsRequest) ProtoMessage() {}
+
+func (x *VerifyObjectsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyObjectsRequest.ProtoReflect.Descriptor instead.
+func (*VerifyObjectsRequest) Descriptor() ([]byte, []int) {
+	return file_nova_reader_v1_reader_proto_rawDescGZIP(), []int{2}
+}
+
+type VerifyObjectsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Progress      *v1.VerifyResponse     `protobuf:"bytes,1,opt,name=progress,proto3" json:"progress,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyObjectsResponse) Reset() {
+	*x = VerifyObjectsResponse{}
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyObjectsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyObjectsResponse) ProtoMessage() {}
+
+func (x *VerifyObjectsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyObjectsResponse.ProtoReflect.Descriptor instead.
+func (*VerifyObjectsResponse) Descriptor() ([]byte, []int) {
+	return file_nova_reader_v1_reader_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *VerifyObjectsResponse) GetProgress() *v1.VerifyResponse {
+	if x != nil {
+		return x.Progress
+	}
+	return nil
+}
+
 var File_nova_reader_v1_reader_proto protoreflect.FileDescriptor
 
 const file_nova_reader_v1_reader_proto_rawDesc = "" +
@@ -127,9 +207,13 @@ const file_nova_reader_v1_reader_proto_rawDesc = "" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\"K\n" +
 	"\x14VerifyStreamResponse\x123\n" +
-	"\bprogress\x18\x01 \x01(\v2\x17.nova.v1.VerifyResponseR\bprogress2l\n" +
+	"\bprogress\x18\x01 \x01(\v2\x17.nova.v1.VerifyResponseR\bprogress\"\x16\n" +
+	"\x14VerifyObjectsRequest\"L\n" +
+	"\x15VerifyObjectsResponse\x123\n" +
+	"\bprogress\x18\x01 \x01(\v2\x17.nova.v1.VerifyResponseR\bprogress2\xcc\x01\n" +
 	"\rReaderService\x12[\n" +
-	"\fVerifyStream\x12#.nova.reader.v1.VerifyStreamRequest\x1a$.nova.reader.v1.VerifyStreamResponse0\x01B?Z=github.com/nova-stream/nova/proto/gen/nova/reader/v1;readerpbb\x06proto3"
+	"\fVerifyStream\x12#.nova.reader.v1.VerifyStreamRequest\x1a$.nova.reader.v1.VerifyStreamResponse0\x01\x12^\n" +
+	"\rVerifyObjects\x12$.nova.reader.v1.VerifyObjectsRequest\x1a%.nova.reader.v1.VerifyObjectsResponse0\x01B?Z=github.com/nova-stream/nova/proto/gen/nova/reader/v1;readerpbb\x06proto3"
 
 var (
 	file_nova_reader_v1_reader_proto_rawDescOnce sync.Once
@@ -143,21 +227,26 @@ func file_nova_reader_v1_reader_proto_rawDescGZIP() []byte {
 	return file_nova_reader_v1_reader_proto_rawDescData
 }
 
-var file_nova_reader_v1_reader_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_nova_reader_v1_reader_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_nova_reader_v1_reader_proto_goTypes = []any{
-	(*VerifyStreamRequest)(nil),  // 0: nova.reader.v1.VerifyStreamRequest
-	(*VerifyStreamResponse)(nil), // 1: nova.reader.v1.VerifyStreamResponse
-	(*v1.VerifyResponse)(nil),    // 2: nova.v1.VerifyResponse
+	(*VerifyStreamRequest)(nil),   // 0: nova.reader.v1.VerifyStreamRequest
+	(*VerifyStreamResponse)(nil),  // 1: nova.reader.v1.VerifyStreamResponse
+	(*VerifyObjectsRequest)(nil),  // 2: nova.reader.v1.VerifyObjectsRequest
+	(*VerifyObjectsResponse)(nil), // 3: nova.reader.v1.VerifyObjectsResponse
+	(*v1.VerifyResponse)(nil),     // 4: nova.v1.VerifyResponse
 }
 var file_nova_reader_v1_reader_proto_depIdxs = []int32{
-	2, // 0: nova.reader.v1.VerifyStreamResponse.progress:type_name -> nova.v1.VerifyResponse
-	0, // 1: nova.reader.v1.ReaderService.VerifyStream:input_type -> nova.reader.v1.VerifyStreamRequest
-	1, // 2: nova.reader.v1.ReaderService.VerifyStream:output_type -> nova.reader.v1.VerifyStreamResponse
-	2, // [2:3] is the sub-list for method output_type
-	1, // [1:2] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	4, // 0: nova.reader.v1.VerifyStreamResponse.progress:type_name -> nova.v1.VerifyResponse
+	4, // 1: nova.reader.v1.VerifyObjectsResponse.progress:type_name -> nova.v1.VerifyResponse
+	0, // 2: nova.reader.v1.ReaderService.VerifyStream:input_type -> nova.reader.v1.VerifyStreamRequest
+	2, // 3: nova.reader.v1.ReaderService.VerifyObjects:input_type -> nova.reader.v1.VerifyObjectsRequest
+	1, // 4: nova.reader.v1.ReaderService.VerifyStream:output_type -> nova.reader.v1.VerifyStreamResponse
+	3, // 5: nova.reader.v1.ReaderService.VerifyObjects:output_type -> nova.reader.v1.VerifyObjectsResponse
+	4, // [4:6] is the sub-list for method output_type
+	2, // [2:4] is the sub-list for method input_type
+	2, // [2:2] is the sub-list for extension type_name
+	2, // [2:2] is the sub-list for extension extendee
+	0, // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_nova_reader_v1_reader_proto_init() }
@@ -171,7 +260,7 @@ func file_nova_reader_v1_reader_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_reader_v1_reader_proto_rawDesc), len(file_nova_reader_v1_reader_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,7 +19,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ReaderService_VerifyStream_FullMethodName = "/nova.reader.v1.ReaderService/VerifyStream"
+	ReaderService_VerifyStream_FullMethodName  = "/nova.reader.v1.ReaderService/VerifyStream"
+	ReaderService_VerifyObjects_FullMethodName = "/nova.reader.v1.ReaderService/VerifyObjects"
 )
 
 // ReaderServiceClient is the client API for ReaderService service.
@@ -31,6 +32,11 @@ type ReaderServiceClient interface {
 	// VerifyStream reads a stream from its first retained record to the tail as
 	// of the start and checks numbers, timestamps, checksums and content hash.
 	VerifyStream(ctx context.Context, in *VerifyStreamRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyStreamResponse], error)
+	// VerifyObjects checks what is not of one stream: that the chains' rows, their
+	// directories and their slots fit together, that every object in the bucket is
+	// one that a row leads to, and that no work was set aside. It lists the object
+	// store, and is for offline use.
+	VerifyObjects(ctx context.Context, in *VerifyObjectsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyObjectsResponse], error)
 }
 
 type readerServiceClient struct {
@@ -60,6 +66,25 @@ func (c *readerServiceClient) VerifyStream(ctx context.Context, in *VerifyStream
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ReaderService_VerifyStreamClient = grpc.ServerStreamingClient[VerifyStreamResponse]
 
+func (c *readerServiceClient) VerifyObjects(ctx context.Context, in *VerifyObjectsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyObjectsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ReaderService_ServiceDesc.Streams[1], ReaderService_VerifyObjects_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[VerifyObjectsRequest, VerifyObjectsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ReaderService_VerifyObjectsClient = grpc.ServerStreamingClient[VerifyObjectsResponse]
+
 // ReaderServiceServer is the server API for ReaderService service.
 // All implementations must embed UnimplementedReaderServiceServer
 // for forward compatibility.
@@ -69,6 +94,11 @@ type ReaderServiceServer interface {
 	// VerifyStream reads a stream from its first retained record to the tail as
 	// of the start and checks numbers, timestamps, checksums and content hash.
 	VerifyStream(*VerifyStreamRequest, grpc.ServerStreamingServer[VerifyStreamResponse]) error
+	// VerifyObjects checks what is not of one stream: that the chains' rows, their
+	// directories and their slots fit together, that every object in the bucket is
+	// one that a row leads to, and that no work was set aside. It lists the object
+	// store, and is for offline use.
+	VerifyObjects(*VerifyObjectsRequest, grpc.ServerStreamingServer[VerifyObjectsResponse]) error
 	mustEmbedUnimplementedReaderServiceServer()
 }
 
@@ -81,6 +111,9 @@ type UnimplementedReaderServiceServer struct{}
 
 func (UnimplementedReaderServiceServer) VerifyStream(*VerifyStreamRequest, grpc.ServerStreamingServer[VerifyStreamResponse]) error {
 	return status.Error(codes.Unimplemented, "method VerifyStream not implemented")
+}
+func (UnimplementedReaderServiceServer) VerifyObjects(*VerifyObjectsRequest, grpc.ServerStreamingServer[VerifyObjectsResponse]) error {
+	return status.Error(codes.Unimplemented, "method VerifyObjects not implemented")
 }
 func (UnimplementedReaderServiceServer) mustEmbedUnimplementedReaderServiceServer() {}
 func (UnimplementedReaderServiceServer) testEmbeddedByValue()                       {}
@@ -114,6 +147,17 @@ func _ReaderService_VerifyStream_Handler(srv interface{}, stream grpc.ServerStre
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ReaderService_VerifyStreamServer = grpc.ServerStreamingServer[VerifyStreamResponse]
 
+func _ReaderService_VerifyObjects_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(VerifyObjectsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ReaderServiceServer).VerifyObjects(m, &grpc.GenericServerStream[VerifyObjectsRequest, VerifyObjectsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ReaderService_VerifyObjectsServer = grpc.ServerStreamingServer[VerifyObjectsResponse]
+
 // ReaderService_ServiceDesc is the grpc.ServiceDesc for ReaderService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -125,6 +169,11 @@ var ReaderService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "VerifyStream",
 			Handler:       _ReaderService_VerifyStream_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "VerifyObjects",
+			Handler:       _ReaderService_VerifyObjects_Handler,
 			ServerStreams: true,
 		},
 	},
