@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"sync"
 	"time"
 
@@ -19,7 +20,8 @@ import (
 
 // chains asks chain-writers to cut, absorb and look up chains. Many shards
 // recover from the same chain at once: what was decided for ever is remembered,
-// and equal questions are asked once.
+// as long as a shard here is bound to the chain, and equal questions are asked
+// once.
 type chains struct {
 	svc   *Service
 	calls singleflight.Group
@@ -184,6 +186,19 @@ func (c *chains) record(ctx context.Context, chain string, absorbed stream.Slot)
 	if r != nil && stream.Slot(r.GetAbsorbedTo()) >= absorbed && (absorbed > 0 || r.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN) {
 		return r, nil
 	}
+	r, err := c.read(ctx, chain)
+	if err != nil {
+		return nil, err
+	}
+	if stream.Slot(r.GetAbsorbedTo()) < absorbed {
+		return nil, reason.New(codes.Unavailable, "", fmt.Sprintf("chain %s: the record read is older than absorbed_to %d", chain, absorbed))
+	}
+	return r, nil
+}
+
+// read reads the chain's record and returns it, or a newer one that is known. It
+// is shared: nobody may change it.
+func (c *chains) read(ctx context.Context, chain string) (*indexpb.Chain, error) {
 	v, err := c.share(ctx, "record/"+chain, func(ctx context.Context) (any, error) {
 		r, _, err := c.svc.index.GetChain(ctx, chain)
 		return r, err
@@ -191,18 +206,48 @@ func (c *chains) record(ctx context.Context, chain string, absorbed stream.Slot)
 	if err != nil {
 		return nil, err
 	}
-	r = v.(*indexpb.Chain)
-	if stream.Slot(r.GetAbsorbedTo()) < absorbed {
-		return nil, reason.New(codes.Unavailable, "", fmt.Sprintf("chain %s: the record read is older than absorbed_to %d", chain, absorbed))
-	}
+	r := v.(*indexpb.Chain)
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	if known := c.records[chain]; known != nil && isOlder(r, known) {
+		return known, nil
+	}
 	c.records[chain] = r
-	c.mu.Unlock()
 	return r, nil
 }
 
-// lookup returns the located entries of streams in the absorbed part of a chain.
+// isOlder reports whether a record was read from before another: nothing of it
+// goes back.
+func isOlder(r, than *indexpb.Chain) bool {
+	return r.GetAbsorbedTo() < than.GetAbsorbedTo() || r.GetSettledTo() < than.GetSettledTo() || r.GetState() < than.GetState()
+}
+
+// forget has the chain's record be read anew.
+func (c *chains) forget(chain string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.records, chain)
+}
+
+// keep forgets all chains but these. Who is about to ask for another asks again.
+func (c *chains) keep(bound map[string]bool) {
+	other := func(chain string) bool { return !bound[chain] }
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range []map[string]stream.Slot{c.sealed, c.absorbed, c.wanted} {
+		maps.DeleteFunc(m, func(chain string, _ stream.Slot) bool { return other(chain) })
+	}
+	maps.DeleteFunc(c.records, func(chain string, _ *indexpb.Chain) bool { return other(chain) })
+	maps.DeleteFunc(c.failures, func(chain string, _ failures) bool { return other(chain) })
+}
+
+// lookup returns the located entries of streams in the absorbed part of a chain
+// that is not settled. UNAVAILABLE may mean that a part of it was settled and is
+// gone: the caller starts again from the chain's record.
 func (c *chains) lookup(ctx context.Context, w chainwriterpb.ChainWriterServiceClient, chain string, n stream.Shard, ids [][]byte, from, to stream.Slot) ([]*chainwriterpb.LocatedEntry, error) {
+	if from >= to {
+		return nil, nil
+	}
 	str, err := w.LookupEntries(ctx, &chainwriterpb.LookupEntriesRequest{
 		ChainId: chain, StreamIds: ids, From: uint64(from), To: uint64(to), Shard: uint32(n),
 	})

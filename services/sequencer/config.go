@@ -52,6 +52,9 @@ type Config struct {
 	AdmissionTimeout time.Duration
 	// IdleStream is how long an unused stream stays in memory, default 10 min.
 	IdleStream time.Duration
+	// SettledEvery is how often it is looked how far the chains of the shards that
+	// are led here are settled, default 5 s, jittered.
+	SettledEvery time.Duration
 }
 
 // Check refuses settings that make no sense, by the names of their flags.
@@ -80,6 +83,7 @@ func (c Config) withDefaults() Config {
 	set(&c.StopTimeout, 10*time.Second)
 	set(&c.AdmissionTimeout, 10*time.Second)
 	set(&c.IdleStream, 10*time.Minute)
+	set(&c.SettledEvery, 5*time.Second)
 	size := func(b *int64, v int64) {
 		if *b == 0 {
 			*b = v

@@ -8,6 +8,7 @@ import (
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/libs/telemetry"
+	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -22,6 +23,25 @@ func (s *Service) Trim(ctx context.Context, req *novapb.TrimRequest) (*novapb.Tr
 		return nil, err
 	}
 	return &novapb.TrimResponse{FirstSeq: uint64(res.trim), Tail: uint64(res.tail)}, nil
+}
+
+// TrimStream is Trim by the stream's id; beyond the tail it is the tail.
+func (s *Service) TrimStream(ctx context.Context, req *sequencerpb.TrimStreamRequest) (*sequencerpb.TrimStreamResponse, error) {
+	id, err := stream.ParseID(req.GetStream().GetStreamId())
+	if err != nil {
+		return nil, reason.Field("stream.stream_id", err.Error())
+	}
+	st, err := s.openByID(ctx, id, stream.Shard(req.GetStream().GetShard()))
+	if err != nil {
+		return nil, err
+	}
+	r := newRequest(bundle.KindTrim)
+	r.trim, r.clamp = stream.Seq(req.GetTo()), true
+	res, err := s.write(ctx, st, r)
+	if err != nil {
+		return nil, err
+	}
+	return &sequencerpb.TrimStreamResponse{Trim: uint64(res.trim)}, nil
 }
 
 // SealStream closes a stream for appends.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/catalog"
+	"github.com/nova-stream/nova/libs/optional"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
@@ -24,44 +25,59 @@ const deletePatience = time.Minute
 //     it: the reaper calls this again.
 //  2. write the DELETE entry and wait for its commit: from then on the stream
 //     is gone for everyone. A crash after it: likewise.
-//  3. free the name if it still means this stream; then the marker.
+//  3. free the name if it still means this stream. The marker stays: it leads to
+//     what the stream leaves behind.
 //
 // A name is never free while its stream may still accept records: that the
 // stream is gone already is taken from its log, or from the proof that it has no
 // head, and never from a plain read.
+//
+// With if_empty_at the marker, which leads to a delete without conditions, is
+// armed only when the DELETE entry is committed. A crash in between: whoever asked
+// asks again, as it MUST, and finds the stream deleted.
 func (s *Service) DeleteStream(ctx context.Context, req *sequencerpb.DeleteStreamRequest) (*sequencerpb.DeleteStreamResponse, error) {
 	id, err := stream.ParseID(req.GetStream().GetStreamId())
 	if err != nil {
 		return nil, reason.Field("stream.stream_id", err.Error())
 	}
-	var due catalog.Marker
-	if !req.GetArmed() {
-		due, err = s.index.ArmDue(ctx, &indexpb.Due{
-			Queue: "delete", At: s.now().Add(deletePatience).UnixMilli(),
-			Bucket: req.GetBucket(), Name: req.GetName(), StreamId: id.String(), Number: uint64(req.GetStream().GetShard()),
-		})
-		if err != nil {
+	entry := newRequest(bundle.KindDelete)
+	entry.match = optional.Of(req.GetIfEmptyAtPresence() != nil, req.GetIfEmptyAt())
+	if entry.match == nil {
+		if err := s.armDelete(ctx, req); err != nil {
 			return nil, err
 		}
 	}
 	st, err := s.openByID(ctx, id, stream.Shard(req.GetStream().GetShard()))
 	switch {
 	case err == nil:
-		_, err = s.write(ctx, st, newRequest(bundle.KindDelete))
-	case reason.Is(err, reason.StreamQuarantine):
+		_, err = s.write(ctx, st, entry)
+	case entry.match == nil && reason.Is(err, reason.StreamQuarantine):
 		err = s.deleteQuarantined(ctx, id, stream.Shard(req.GetStream().GetShard()))
 	}
 	if err != nil && !reason.Is(err, reason.StreamNotFound) {
 		return nil, err
 	}
+	if entry.match != nil {
+		if err := s.armDelete(ctx, req); err != nil {
+			return nil, err
+		}
+	}
 	if err := s.index.FreeName(ctx, req.GetBucket(), req.GetName(), id); err != nil {
 		return nil, err
 	}
 	s.names.Invalidate(req.GetBucket(), req.GetName(), id)
+	return &sequencerpb.DeleteStreamResponse{}, nil
+}
+
+func (s *Service) armDelete(ctx context.Context, req *sequencerpb.DeleteStreamRequest) error {
 	if req.GetArmed() {
-		return &sequencerpb.DeleteStreamResponse{}, nil
+		return nil
 	}
-	return &sequencerpb.DeleteStreamResponse{}, s.index.DropDue(ctx, due)
+	_, err := s.index.ArmDue(ctx, &indexpb.Due{
+		Queue: "delete", At: s.now().Add(deletePatience).UnixMilli(),
+		Bucket: req.GetBucket(), Name: req.GetName(), StreamId: req.GetStream().GetStreamId(), Number: uint64(req.GetStream().GetShard()),
+	})
+	return err
 }
 
 // RefreshStream reads the stream's settings again.

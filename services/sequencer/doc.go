@@ -7,8 +7,9 @@
 // (to the chain-writer and back) -> stream.go (commit, acknowledge).
 // docs/write-path.md tells it with what a crash leaves at each step.
 //
-// Locks, in the order they may be taken: openStream.mu, shard.mu, link.mu.
-// None is held while something is sent, awaited or encoded.
+// Locks, in the order they may be taken: shard.changing, openStream.mu, shard.mu,
+// link.mu. None is held while something is sent, awaited or encoded, but for the
+// first, which is for that.
 //
 // Invariants kept here:
 //   - Numbers are given once: an entry number, a sequence number and the bytes
@@ -21,5 +22,8 @@
 //     the one recovery path in recovery.go (I4).
 //   - A refusal (SEQ_MISMATCH, FENCED, PRODUCER_*, STREAM_SEALED) is a promise:
 //     it is held back until the state it saw is committed.
+//   - Coordinates are forgotten only of records that are settled, and only from the
+//     first on: what readers are told to look for in the head is there (I2).
+//     See settled.go.
 //   - Answers from memory hold only under a valid lease (lease.go).
 package sequencer

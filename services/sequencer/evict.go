@@ -34,12 +34,18 @@ func (s *Service) evictIdle() {
 		sh.mu.Unlock()
 		for _, st := range streams {
 			st.mu.Lock()
-			if st.gone == nil && st.waiters == 0 && len(st.queue) == 0 && len(st.inflight) == 0 && !st.pumping && st.used.Before(before) {
+			if st.atRestLocked() && st.used.Before(before) {
 				sh.evictLocked(st)
 			}
 			st.mu.Unlock()
 		}
 	}
+}
+
+// atRestLocked reports whether nothing of the stream is under way, and nobody waits
+// for it.
+func (st *openStream) atRestLocked() bool {
+	return st.gone == nil && st.waiters == 0 && len(st.queue) == 0 && len(st.inflight) == 0 && !st.pumping
 }
 
 // evictLocked removes a stream that is at rest; st.mu is held.
@@ -55,8 +61,7 @@ func (sh *shard) evictLocked(st *openStream) {
 	delete(sh.streams, st.id)
 	st.gone, st.atRest = errNoLeader(sh.number), true
 	st.notifyLocked() // who is about to wait opens it again
-	s := sh.svc
-	s.coordinates.Add(int64(-len(st.pieces) * pieceBytes))
+	st.uncountLocked(len(st.pieces))
 	st.pieces = nil
 }
 

@@ -9,12 +9,9 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/head"
 	"github.com/nova-stream/nova/libs/metastore/fault"
 	"github.com/nova-stream/nova/libs/reason"
-	"github.com/nova-stream/nova/libs/stream"
-	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
@@ -35,16 +32,9 @@ func (w *world) entriesOf(d *indexpb.StreamDescriptor) []head.Entry {
 		if !slices.Equal(e.GetStreamId(), id[:]) {
 			continue
 		}
-		he := head.Entry{
-			Position: stream.Position{Epoch: stream.Epoch(e.GetEpoch()), Entry: stream.EntryNo(e.GetEntryNo())},
-			Kind:     bundleKind(e.GetKind()), Timestamp: stream.Millis(e.GetTimestamp()), Argument: e.GetBody(),
-		}
-		if e.GetKind() == chainwriterpb.EntryKind_ENTRY_KIND_CHUNK {
-			h, _, err := chunk.ParseHeader(e.GetBody())
-			if err != nil {
-				w.t.Fatal(err)
-			}
-			he.Chunk, he.Argument = &h, nil
+		he, err := foldable(e)
+		if err != nil {
+			w.t.Fatal(err)
 		}
 		out = append(out, he)
 	}
@@ -78,15 +68,7 @@ func sameAck(a, b *novapb.AppendAck) bool {
 // settle folds all that chains hold of a stream into its head, as a settler does.
 func (w *world) settle(d *indexpb.StreamDescriptor) {
 	w.t.Helper()
-	w.head(d, func(h *indexpb.Head) {
-		s := head.Read(h)
-		for _, e := range w.entriesOf(d) {
-			if _, err := s.Fold(e); err != nil {
-				w.t.Fatal(err)
-			}
-		}
-		s.Write(h)
-	})
+	w.head(d, func(h *indexpb.Head) { w.foldInto(h, w.entriesOf(d)) })
 }
 
 // crashPoint is where the leader dies on the way of batch 1. What becomes of the

@@ -86,13 +86,7 @@ func (w *world) settlePart(d *indexpb.StreamDescriptor, r *rand.Rand) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s := head.Read(h.GetHead())
-	for _, e := range log[:r.IntN(len(log)+1)] {
-		if _, err := s.Fold(e); err != nil {
-			w.t.Fatal(err)
-		}
-	}
-	s.Write(h.GetHead())
+	w.foldInto(h.GetHead(), log[:r.IntN(len(log)+1)])
 	h.Head.Attempt = stream.NewAttemptID().String()
 	// A leader may have touched it meanwhile; then it is settled another time.
 	_, err = w.index.PutHead(w.t.Context(), &indexpb.PutHeadRequest{Head: h.GetHead(), ExpectedVersion: h.GetVersion()})

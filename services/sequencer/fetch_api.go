@@ -21,8 +21,8 @@ const (
 	maxFetchWait   = time.Minute
 )
 
-// Fetch resolves a start position and returns committed chunks from there. At
-// the tail it waits as long as it is told.
+// Fetch resolves a start position and returns committed chunks from there, or says
+// that the records there are settled. At the tail it waits as long as it is told.
 func (s *Service) Fetch(ctx context.Context, req *sequencerpb.FetchRequest) (*sequencerpb.FetchResponse, error) {
 	st, err := s.openKey(ctx, req.GetStream())
 	if err != nil {
@@ -43,7 +43,8 @@ func (s *Service) Fetch(ctx context.Context, req *sequencerpb.FetchRequest) (*se
 		if err != nil {
 			return nil, err
 		}
-		if len(res.GetPieces()) > 0 || res.GetState().GetSealed() || req.GetWaitMs() == 0 {
+		settled := res.GetStartSeq() < res.GetSettledTo()
+		if len(res.GetPieces()) > 0 || settled || res.GetState().GetSealed() || req.GetWaitMs() == 0 {
 			return res, nil
 		}
 		if _, byTime := req.GetStart().(*sequencerpb.FetchRequest_Timestamp); !byTime {
@@ -86,9 +87,14 @@ func (st *openStream) fetch(req *sequencerpb.FetchRequest, fixed *stream.Seq) (*
 	if err != nil {
 		return nil, 0, nil, err
 	}
-	res := &sequencerpb.FetchResponse{State: state, StartSeq: uint64(start)}
+	res := &sequencerpb.FetchResponse{State: state, StartSeq: uint64(start), SettledTo: uint64(st.settledTo)}
+	if start < st.settledTo {
+		_, byTime := req.GetStart().(*sequencerpb.FetchRequest_Timestamp)
+		res.SeekSettled = byTime && fixed == nil
+		return res, start, nil, nil
+	}
 	budget := int64(min(req.GetMaxBytes(), maxFetchBytes))
-	i := sort.Search(len(st.pieces), func(i int) bool { return st.pieces[i].base+stream.Seq(st.pieces[i].count) > start })
+	i := sort.Search(len(st.pieces), func(i int) bool { return st.pieces[i].next() > start })
 	for ; i < len(st.pieces) && len(res.GetPieces()) < maxFetchPieces; i++ {
 		p := &st.pieces[i]
 		if len(res.GetPieces()) > 0 && budget < int64(p.length) {
@@ -110,7 +116,8 @@ func (p *piece) message() *sequencerpb.Piece {
 	}
 }
 
-// startLocked resolves where to start.
+// startLocked resolves where to start. A time that settled records may have comes
+// out as the first record, which is one of them: who asks looks for it from there.
 func (st *openStream) startLocked(req *sequencerpb.FetchRequest, fixed *stream.Seq) (stream.Seq, error) {
 	if fixed != nil {
 		return max(*fixed, st.trim), st.trimmedWhileWaiting(*fixed, req.GetClamp())
@@ -130,6 +137,9 @@ func (st *openStream) startLocked(req *sequencerpb.FetchRequest, fixed *stream.S
 		return seq, nil
 	case *sequencerpb.FetchRequest_Timestamp:
 		ts := stream.Millis(at.Timestamp)
+		if st.trim < st.settledTo && ts <= st.settledTS {
+			return st.trim, nil
+		}
 		i := sort.Search(len(st.pieces), func(i int) bool { return st.pieces[i].lastTS >= ts })
 		if i == len(st.pieces) {
 			return st.tail, nil

@@ -200,10 +200,12 @@ func (s *Service) handOff(ctx context.Context, sh *shard, to peer) error {
 	if l := sh.presentLink(); l != nil {
 		l.leave(sh.number, epoch) // nothing is committed beside what follows
 	}
+	sh.changing.Lock()
 	record, version, err := sh.leave(to.address)
 	if err == nil {
 		_, err = s.index.PutShard(ctx, record, version)
 	}
+	sh.changing.Unlock()
 	if err != nil {
 		// Whatever became of it: the record says who leads the shard.
 		s.startRecovery(sh)

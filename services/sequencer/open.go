@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
@@ -85,10 +86,19 @@ func (sh *shard) finishOpening(id stream.ID, o *opening) {
 	close(o.done)
 }
 
+// vanishedMost is how often one opening starts again because directories were
+// gone: once is enough unless reads of the chain's record are old.
+const vanishedMost = 4
+
+// errVanished means that directories that were looked for are not there: settled
+// and deleted meanwhile, most likely.
+var errVanished = errors.New("a part of the chain may be settled by now")
+
 // read reads a stream, and quarantines it if what it finds is broken both times
 // that it looks.
 func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Epoch, error) {
-	for first := true; ; first = false {
+	broke := false
+	for vanished := 0; ; {
 		epoch, bindings, l, evicted, serving := sh.present()
 		if !serving {
 			return nil, 0, errNoLeader(sh.number)
@@ -96,11 +106,22 @@ func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Ep
 		st := &openStream{id: id, shard: sh, used: sh.svc.now()}
 		touched, err := sh.readInto(ctx, st, epoch, bindings, l, evicted)
 		var broken *errBroken
-		if errors.As(err, &broken) {
-			if first {
-				continue
+		switch {
+		case errors.As(err, &broken) && !broke:
+			broke = true
+			for _, b := range bindings {
+				sh.svc.chains.forget(b.GetChainId()) // what is damaged may be settled, and not needed
 			}
+			continue
+		case broken != nil:
 			err = sh.quarantine(ctx, touched, st, broken)
+		case errors.Is(err, errVanished) && vanished < vanishedMost:
+			vanished++
+			select {
+			case <-ctx.Done():
+			case <-time.After(jittered(retryLeast)):
+			}
+			continue
 		}
 		if err != nil {
 			return nil, 0, fmt.Errorf("open stream %s: %w", id, err)
@@ -112,28 +133,68 @@ func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Ep
 // lookupsAtOnce is how many chains are looked into in parallel for one stream.
 const lookupsAtOnce = 4
 
-// readInto rebuilds a stream from its head and the absorbed part of every chain
-// the shard is bound to, and returns the head. The order is what makes it right
-// (architecture 5): the chains are absorbed as far as they may hold entries of
-// the stream, THEN the head is touched by compare-and-set under the own epoch,
-// THEN the directories are folded over it. A head read first, or read plainly,
-// may be older than a directory that is gone by then, and numbers would be given
-// twice.
-func (sh *shard) readInto(ctx context.Context, st *openStream, epoch stream.Epoch, bindings []*indexpb.Binding, l *link, evicted stream.Slot) (*indexpb.Head, error) {
-	s, id := sh.svc, st.id
-	ends := make([]stream.Slot, len(bindings))
-	for i, b := range bindings {
-		ends[i] = stream.Slot(b.GetCut())
+// part is a part of a chain that may hold entries of a stream that its head lacks.
+type part struct {
+	chain    string
+	from, to stream.Slot
+}
+
+// unsettled returns the parts of the shard's chains that a stream's entries may be
+// in, and that its head, touched later, need not hold. They are absorbed. A chain
+// that is bound twice is one part.
+func (sh *shard) unsettled(ctx context.Context, id stream.ID, bindings []*indexpb.Binding, l *link, evicted stream.Slot) ([]part, error) {
+	var parts []part
+	for _, b := range bindings {
+		to := stream.Slot(b.GetCut())
 		if !b.GetCutKnown() {
 			// The present chain: entries of streams that left memory, and of
 			// earlier epochs, lie below evicted; no other of this stream can be in it.
-			ends[i] = evicted
+			to = evicted
 		}
-		if ends[i] > 0 {
-			if err := s.chains.absorb(ctx, l.writer, b.GetChainId(), ends[i]); err != nil {
-				return nil, err
+		i := slices.IndexFunc(parts, func(p part) bool { return p.chain == b.GetChainId() })
+		if i < 0 {
+			i, parts = len(parts), append(parts, part{chain: b.GetChainId()})
+		}
+		parts[i].to = max(parts[i].to, to)
+	}
+	chains := sh.svc.chains
+	for i := range parts {
+		p := &parts[i]
+		if p.to == 0 {
+			continue
+		}
+		if err := chains.absorb(ctx, l.writer, p.chain, p.to); err != nil {
+			return nil, err
+		}
+		record, err := chains.record(ctx, p.chain, p.to)
+		if err != nil {
+			return nil, err
+		}
+		p.from = min(stream.Slot(record.GetSettledTo()), p.to)
+		for _, pin := range record.GetPins() {
+			// It was quarantined when this part was settled, and its head may lack what
+			// is pinned. If nobody can tell any more, it is not served.
+			if pin.GetStreamId() == id.String() {
+				p.from = min(p.from, stream.Slot(pin.GetFrom()))
 			}
 		}
+	}
+	return parts, nil
+}
+
+// readInto rebuilds a stream from its head and the absorbed part of every chain
+// the shard is bound to, and returns the head. The order is what makes it right
+// (architecture 5): the chains are absorbed as far as they may hold entries of
+// the stream, and it is read how far they are settled, THEN the head is touched by
+// compare-and-set under the own epoch, THEN the directories that are not settled
+// are folded over it. A head read first, or read plainly, may be older than a
+// directory that is gone by then, and numbers would be given twice; so they would
+// if the head were older than the end of what is passed over as settled.
+func (sh *shard) readInto(ctx context.Context, st *openStream, epoch stream.Epoch, bindings []*indexpb.Binding, l *link, evicted stream.Slot) (*indexpb.Head, error) {
+	s, id := sh.svc, st.id
+	parts, err := sh.unsettled(ctx, id, bindings, l, evicted)
+	if err != nil {
+		return nil, err
 	}
 	record, err := s.index.TouchHead(ctx, id, uint64(epoch))
 	if catalog.IsNotFound(err) {
@@ -147,21 +208,28 @@ func (sh *shard) readInto(ctx context.Context, st *openStream, epoch stream.Epoc
 		st.verdict(errQuarantined(id, record.GetPins()))
 		return record, nil
 	}
-	found := make([][]*chainwriterpb.LocatedEntry, len(bindings))
+	found := make([][]*chainwriterpb.LocatedEntry, len(parts))
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(lookupsAtOnce)
-	for i, b := range bindings {
-		if ends[i] == 0 || st.assigned.Deleted {
-			continue
+	for i, p := range parts {
+		if st.assigned.Deleted {
+			break
 		}
 		group.Go(func() (err error) {
-			found[i], err = sh.lookupOwn(gctx, l, b.GetChainId(), id, ends[i])
+			found[i], err = sh.lookupOwn(gctx, l, p, id)
+			if reason.Code(err) == codes.Unavailable {
+				s.chains.forget(p.chain)
+				err = fmt.Errorf("%w: %w", errVanished, err)
+			}
 			return err
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return record, err
 	}
+	// Numbers below the head's tail have no coordinates: who reads them finds them
+	// through the head.
+	st.settledTo, st.settledTS = st.assigned.Tail, st.assigned.LastTimestamp
 	if err := st.fold(slices.Concat(found...)); err != nil {
 		return record, err
 	}

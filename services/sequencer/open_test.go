@@ -164,17 +164,10 @@ func TestOpenGoesOnFromTheHead(t *testing.T) {
 	d := w.stream(nil)
 	req := batch(d, "a")
 	req.ProducerId = "p"
-	first := l.append(req, 0, 1)
-	epoch := l.epoch()
+	l.append(req, 0, 1)
 	l.append(batch(d, "b"), 1, 2)
 	l.evict()
-	w.head(d, func(h *indexpb.Head) {
-		h.FoldedEpoch, h.FoldedEntry, h.Tail = uint64(epoch), 0, 1
-		h.LastTimestamp, h.ContentHash = first.GetLastTimestamp(), first.GetContentHash()
-		h.Producers = []*indexpb.ProducerState{{ProducerId: "p", Batches: []*indexpb.ProducerBatch{{
-			NextSeq: 1, FirstTimestamp: first.GetFirstTimestamp(), LastTimestamp: first.GetLastTimestamp(), ContentHash: first.GetContentHash(),
-		}}}}
-	})
+	w.head(d, func(h *indexpb.Head) { w.foldInto(h, w.entriesOf(d)[:1]) })
 	l.append(batch(d, "c"), 2, 3)
 	if ack := l.append(req, 0, 1); !ack.GetDuplicate() {
 		t.Errorf("stored again: %v", ack)

@@ -39,7 +39,8 @@ func (st *openStream) pump() {
 		st.mu.Unlock()
 
 		n := numbering{st: st, mode: mode, uncapped: uncapped, arrival: millis(st.shard.svc.now())}
-		for _, r := range batch {
+		for i, r := range batch {
+			n.behind = len(batch) - 1 - i
 			if !r.take() {
 				// Its caller has left and was told NOT_COMMITTED.
 				if r.session != nil {
@@ -66,6 +67,7 @@ type numbering struct {
 	mode     novapb.TimestampingMode
 	uncapped bool
 	arrival  stream.Millis
+	behind   int // requests of this pass that are not numbered yet
 
 	// The chunk being gathered.
 	batches []chunk.Batch
@@ -104,6 +106,11 @@ func (n *numbering) number(r *request) {
 		return
 	}
 	if r.kind == bundle.KindDelete {
+		if r.match != nil && !n.emptyAt(stream.Seq(*r.match)) {
+			n.refuse(r, reason.New(codes.FailedPrecondition, reason.SeqMismatch,
+				fmt.Sprintf("the stream is not empty and at rest at %d, the next number is %d", *r.match, a.Tail), reason.KeyTail, reason.Text(a.Tail)))
+			return
+		}
 		a.Deleted = true
 		n.control(r, nil)
 		return
@@ -130,6 +137,9 @@ func (n *numbering) number(r *request) {
 	}
 	switch r.kind {
 	case bundle.KindTrim:
+		if r.clamp {
+			r.trim = min(r.trim, a.Tail)
+		}
 		if r.trim <= a.Trim {
 			n.settle(r) // already so, once what was numbered is committed
 			return
@@ -175,13 +185,25 @@ func (n *numbering) check(r *request) error {
 			}
 		}
 	case bundle.KindTrim:
-		if r.trim > tail {
+		if r.trim > tail && !r.clamp {
 			return reason.New(codes.OutOfRange, reason.BeyondTail,
 				fmt.Sprintf("seq %d is beyond the tail %d", r.trim, tail), reason.KeyTail, reason.Text(tail))
 		}
 	default:
 	}
 	return nil
+}
+
+// emptyAt reports whether the stream holds no record and ends at a number, and
+// nothing is on its way.
+func (n *numbering) emptyAt(at stream.Seq) bool {
+	st, a := n.st, &n.st.assigned
+	if a.Tail != at || a.Trim != a.Tail || n.behind > 0 {
+		return false
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return len(st.queue) == 0 && len(st.inflight) == 0
 }
 
 func (n *numbering) tail() stream.Seq {

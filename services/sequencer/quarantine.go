@@ -159,19 +159,20 @@ func isBroken(err error) bool {
 	return errors.Is(err, head.ErrBroken) || errors.Is(err, chunk.ErrCorrupt) || errors.Is(err, errNoChain)
 }
 
-// lookupOwn looks up the stream's entries in [0, to) of a chain. Damage found
-// there is an errBroken that names the directory's slots.
-func (sh *shard) lookupOwn(ctx context.Context, l *link, chain string, id stream.ID, to stream.Slot) ([]*chainwriterpb.LocatedEntry, error) {
+// lookupOwn looks up the stream's entries in a part of a chain. Damage found there
+// is an errBroken that names the directory's slots.
+func (sh *shard) lookupOwn(ctx context.Context, l *link, p part, id stream.ID) ([]*chainwriterpb.LocatedEntry, error) {
+	chain := p.chain
 	look := func(id stream.ID, from, to stream.Slot) ([]*chainwriterpb.LocatedEntry, error) {
 		return sh.svc.chains.lookup(ctx, l.writer, chain, sh.number, [][]byte{id[:]}, from, to)
 	}
-	found, err := look(id, 0, to)
+	found, err := look(id, p.from, p.to)
 	if reason.Code(err) != codes.DataLoss {
 		return found, err
 	}
 	// What is damaged is that directory whose part of the range fails.
 	damage := err
-	from, end := stream.Slot(0), to
+	from, end := p.from, p.to
 	for end-from > 1 {
 		mid := from + (end-from)/2
 		switch _, err := look(id, from, mid); {
@@ -184,12 +185,12 @@ func (sh *shard) lookupOwn(ctx context.Context, l *link, chain string, id stream
 		}
 	}
 	if _, err := look(id, from, end); reason.Code(err) != codes.DataLoss {
-		return look(id, 0, to) // it was on the way that the bytes were damaged
+		return look(id, p.from, p.to) // it was on the way that the bytes were damaged
 	}
 	// A stream that does not exist has no block that could be damaged.
 	_, err = look(stream.NewID(), from, end)
 	return nil, &errBroken{
 		cause: fmt.Errorf("directory of slot %d of chain %s: %w", from, chain, damage), shared: reason.Code(err) == codes.DataLoss,
-		pins: []*indexpb.Pin{{ChainId: chain, From: uint64(from), To: uint64(min(from+directoryWindow, to))}},
+		pins: []*indexpb.Pin{{ChainId: chain, From: uint64(from), To: uint64(min(from+directoryWindow, p.to))}},
 	}
 }

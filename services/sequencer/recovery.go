@@ -4,13 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
@@ -33,7 +38,7 @@ const (
 	// stepAbsorb: absorb every chain up to its cut. Idempotent.
 	stepAbsorb step = "absorb"
 	// stepSettle: find which pending entries lie below the cut: they are
-	// committed. Nothing is written.
+	// committed. Heads of streams may be touched; nothing else is written.
 	stepSettle step = "settle"
 	// stepServe: CAS to SERVING with the new binding. Only after it is
 	// confirmed is anything sent to the new chain, and acknowledged.
@@ -54,8 +59,11 @@ type recovery struct {
 	version  int64
 	claimed  *indexpb.Shard // as this run claimed it, all bindings in it
 	oldEpoch stream.Epoch
-	// found holds the coordinates of pending entries that are committed.
+	// found holds the coordinates of pending entries that are committed; the zero
+	// piece if they are settled.
 	found map[*entry]piece
+	// lost are streams of whose pending entries nobody can tell, and why.
+	lost map[*openStream]error
 }
 
 // recover takes the shard over and serves, trying again until ctx ends or
@@ -117,7 +125,8 @@ func (s *Service) gaveUp(ctx context.Context, r *recovery, took time.Duration) b
 	sh.empty()
 	next := givenUp(from)
 	if _, err := s.index.PutShard(ctx, next, version); err != nil {
-		return false // the next try finds out what became of it
+		sh.reread(ctx, from) // a change before may have lost its reply
+		return false         // the next try finds out what became of it
 	}
 	s.log.WarnContext(ctx, "a shard does not recover here and is given to others", "shard", sh.number, "step", string(r.step))
 	sh.mu.Lock()
@@ -250,6 +259,7 @@ func (r *recovery) absorb(ctx context.Context) error {
 				return fmt.Errorf("absorb chain %s: %w", b.GetChainId(), err)
 			}
 		}
+		// Of a chain that is bound twice this is about both.
 		holds, err := r.svc.chains.holds(ctx, b.GetChainId(), r.shard.number, stream.Slot(b.GetCut()))
 		if err != nil {
 			return err
@@ -262,61 +272,186 @@ func (r *recovery) absorb(ctx context.Context) error {
 	return nil
 }
 
-// settle: see stepSettle.
+// settle: see stepSettle. What is pending may even be settled by now, and its
+// directories gone: how far the chain is settled is read before the heads, and the
+// heads tell of what lies below. A stream of which nobody can tell holds up no other.
 func (r *recovery) settle(ctx context.Context) error {
-	r.found = map[*entry]piece{}
+	r.found, r.lost = map[*entry]piece{}, map[*openStream]error{}
 	l := r.shard.presentLink()
 	if l != nil {
 		// A link that is not broken must not commit beside what follows.
 		l.leave(r.shard.number, r.oldEpoch)
 	}
 	r.shard.mu.Lock()
-	sent := make([]*entry, 0, len(r.shard.pending))
+	sent := map[*openStream][]*entry{}
 	for _, e := range r.shard.pending {
 		if e.sent {
-			sent = append(sent, e)
+			sent[e.st] = append(sent[e.st], e)
 		}
 	}
+	committedTo := r.shard.committedTo
 	r.shard.mu.Unlock()
 	if len(sent) == 0 || l == nil {
 		return nil
 	}
-	var cut stream.Slot
-	for _, b := range r.record.GetBindings() {
-		if b.GetChainId() == l.chain.String() {
-			cut = stream.Slot(b.GetCut())
-		}
-	}
+	chain := l.chain.String()
+	cut := cutOf(r.record.GetBindings(), chain)
 	if cut == 0 {
 		return nil // the chain holds nothing of the shard
 	}
-	byNo := map[stream.EntryNo]*entry{}
-	ids := map[stream.ID]bool{}
-	var keys [][]byte
-	for _, e := range sent {
-		byNo[e.no] = e
-		if !ids[e.st.id] {
-			ids[e.st.id] = true
-			keys = append(keys, append([]byte(nil), e.st.id[:]...))
+	record, err := r.svc.chains.record(ctx, chain, cut)
+	if err != nil {
+		return err
+	}
+	settled := min(stream.Slot(record.GetSettledTo()), cut)
+	// What is pending lies in the slot of what was committed last, or above.
+	if settled >= max(committedTo, 1) {
+		if err := r.settledPending(ctx, sent); err != nil {
+			return err
 		}
 	}
-	for len(keys) > 0 {
-		page := keys[:min(len(keys), 1000)]
-		keys = keys[len(page):]
-		located, err := r.svc.chains.lookup(ctx, r.next.writer, l.chain.String(), r.shard.number, page, 0, cut)
+	byNo := map[stream.EntryNo]*entry{}
+	var streams []*openStream
+	for st, entries := range sent {
+		if r.lost[st] != nil {
+			continue
+		}
+		streams = append(streams, st)
+		for _, e := range entries {
+			byNo[e.no] = e
+		}
+	}
+	look := pendingLookup{recovery: r, chain: l.chain, from: settled, to: cut, take: func(le *chainwriterpb.LocatedEntry) {
+		e := byNo[stream.EntryNo(le.GetEntryNo())]
+		// The same entry number under the same epoch holds the same bytes, so
+		// this is the own entry; another epoch's may be someone else's.
+		if stream.Epoch(le.GetEpoch()) == r.oldEpoch && e != nil {
+			r.found[e] = r.shard.pieceAt(l.chain, le.GetAt())
+		}
+	}}
+	for page := range slices.Chunk(streams, pageStreams) {
+		if err := look.all(ctx, page); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	// pageStreams is how many streams one lookup is about at most.
+	pageStreams = 1000
+	// touchesAtOnce is how many heads are touched in parallel.
+	touchesAtOnce = 16
+)
+
+// cutOf returns where the shard's part of a chain ends; the chain may be bound twice.
+func cutOf(bindings []*indexpb.Binding, chain string) (cut stream.Slot) {
+	for _, b := range bindings {
+		if b.GetChainId() == chain {
+			cut = max(cut, stream.Slot(b.GetCut()))
+		}
+	}
+	return cut
+}
+
+// settledPending finds the pending entries that are folded into the heads of their
+// streams, which is proven by touching the heads under the new epoch.
+func (r *recovery) settledPending(ctx context.Context, sent map[*openStream][]*entry) error {
+	var mu sync.Mutex // guards found and lost
+	group, gctx := errgroup.WithContext(ctx)
+	group.SetLimit(touchesAtOnce)
+	for st, entries := range sent {
+		group.Go(func() error {
+			h, err := r.svc.index.TouchHead(gctx, st.id, r.record.GetEpoch())
+			gone := catalog.IsNotFound(err)
+			if err != nil && !gone {
+				return fmt.Errorf("touch the head of stream %s: %w", st.id, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if h.GetQuarantine() != "" && h.GetState() != indexpb.HeadState_HEAD_STATE_DELETED {
+				// What the settler did not fold it passed over.
+				r.lost[st] = errQuarantined(st.id, h.GetPins())
+				return nil
+			}
+			for _, e := range entries {
+				// A stream that is gone was deleted, by the last of its entries.
+				if gone || h.GetFoldedEpoch() == uint64(r.oldEpoch) && uint64(e.no) <= h.GetFoldedEntry() {
+					r.found[e] = piece{}
+				}
+			}
+			return nil
+		})
+	}
+	err := group.Wait()
+	if catalog.IsRuleBroken(err) {
+		r.step = stepClaim // a later leader touched it; the shard's record tells
+	}
+	return err
+}
+
+// pendingLookup finds pending entries in the part of a chain that is not settled.
+type pendingLookup struct {
+	*recovery
+
+	chain    stream.ChainID
+	from, to stream.Slot
+	take     func(*chainwriterpb.LocatedEntry)
+}
+
+func (p *pendingLookup) look(ctx context.Context, ids ...stream.ID) ([]*chainwriterpb.LocatedEntry, error) {
+	keys := make([][]byte, len(ids))
+	for i := range ids {
+		keys[i] = ids[i][:]
+	}
+	chains, chain := p.svc.chains, p.chain.String()
+	found, err := chains.lookup(ctx, p.next.writer, chain, p.shard.number, keys, p.from, p.to)
+	if reason.Code(err) == codes.Unavailable {
+		chains.forget(chain) // more may be settled by now, and gone
+	}
+	return found, err
+}
+
+// all looks up streams. Those whose part of a directory is damaged are lost; the
+// others are found all the same.
+func (p *pendingLookup) all(ctx context.Context, streams []*openStream) error {
+	ids := make([]stream.ID, len(streams))
+	for i, st := range streams {
+		ids[i] = st.id
+	}
+	located, err := p.look(ctx, ids...)
+	if reason.Code(err) != codes.DataLoss {
+		for _, le := range located {
+			p.take(le)
+		}
+		return err
+	}
+	// A stream that does not exist has no block that could be damaged.
+	if _, shared := p.look(ctx, stream.NewID()); reason.Code(shared) == codes.DataLoss {
+		for _, st := range streams {
+			p.lose(ctx, st, shared)
+		}
+		return nil
+	}
+	for _, st := range streams {
+		located, err := p.look(ctx, st.id)
+		if reason.Code(err) == codes.DataLoss {
+			p.lose(ctx, st, err)
+			continue
+		}
 		if err != nil {
 			return err
 		}
 		for _, le := range located {
-			e := byNo[stream.EntryNo(le.GetEntryNo())]
-			// The same entry number under the same epoch holds the same bytes, so
-			// this is the own entry; another epoch's may be someone else's.
-			if stream.Epoch(le.GetEpoch()) == r.oldEpoch && e != nil {
-				r.found[e] = r.shard.pieceAt(l.chain, le.GetAt())
-			}
+			p.take(le)
 		}
 	}
 	return nil
+}
+
+func (p *pendingLookup) lose(ctx context.Context, st *openStream, err error) {
+	p.svc.log.ErrorContext(ctx, "nobody can tell what became of a stream's last entries", "stream", st.id.String(), "shard", p.shard.number, "err", err)
+	p.lost[st] = reason.New(codes.DataLoss, reason.ChecksumMismatch, "stored metadata of stream "+st.id.String()+" is damaged")
 }
 
 // serve: see stepServe.
@@ -325,16 +460,9 @@ func (r *recovery) serve(ctx context.Context) error {
 		Shard: r.record.GetShard(), Profile: r.record.GetProfile(), Epoch: r.record.GetEpoch(),
 		State: indexpb.ShardState_SHARD_STATE_SERVING, HolderLife: r.record.GetHolderLife(), HolderAddress: r.record.GetHolderAddress(),
 	}
-	var evicted stream.Slot
 	chain := r.next.chain.String()
-	for _, b := range r.record.GetBindings() {
-		if b.GetChainId() == chain {
-			evicted = stream.Slot(b.GetCut())
-			continue
-		}
-		next.Bindings = append(next.Bindings, b)
-	}
-	next.Bindings = append(next.Bindings, &indexpb.Binding{ChainId: chain})
+	next.Bindings = bind(r.record.GetBindings(), chain, r.record.GetEpoch())
+	evicted := cutOf(r.record.GetBindings(), chain)
 	version, err := r.svc.index.PutShard(ctx, &next, r.version)
 	if err != nil {
 		if !catalog.IsConflict(err) && !catalog.IsRuleBroken(err) {
@@ -365,7 +493,7 @@ func (r *recovery) serve(ctx context.Context) error {
 		// The chain was lost meanwhile: the same path again, under a new epoch.
 		r.step = stepClaim
 		r.shard.mu.Lock()
-		r.shard.link = r.next
+		r.shard.link, r.shard.committedTo = r.next, 0
 		r.shard.mu.Unlock()
 		return errors.New("the chain was lost before it was used")
 	}
@@ -377,11 +505,23 @@ func (r *recovery) serve(ctx context.Context) error {
 	return nil
 }
 
+// bind returns the bindings of a shard that goes on in a chain under an epoch. A
+// binding is a segment of the shard's log: only the last one goes on, since entries
+// of another chain may lie between an earlier one of this chain and what comes now.
+func bind(old []*indexpb.Binding, chain string, epoch uint64) []*indexpb.Binding {
+	if last := len(old) - 1; last >= 0 && old[last].GetChainId() == chain {
+		old, epoch = old[:last], old[last].GetEpoch()
+	}
+	return append(slices.Clone(old), &indexpb.Binding{ChainId: chain, Epoch: epoch})
+}
+
 // acknowledge commits the pending entries that were found below the cut. They
-// are the first ones: a chain holds a shard's entries without gaps.
+// are the first ones: a chain holds a shard's entries without gaps. Streams of which
+// nobody can tell leave memory.
 func (r *recovery) acknowledge() {
-	r.shard.mu.Lock()
-	pending := r.shard.pending
+	sh := r.shard
+	sh.mu.Lock()
+	pending := slices.DeleteFunc(sh.pending, func(e *entry) bool { return r.lost[e.st] != nil })
 	n := 0
 	for n < len(pending) {
 		if _, ok := r.found[pending[n]]; !ok {
@@ -389,8 +529,16 @@ func (r *recovery) acknowledge() {
 		}
 		n++
 	}
-	r.shard.pending = append([]*entry(nil), pending[n:]...)
-	r.shard.mu.Unlock()
+	sh.pending = append([]*entry(nil), pending[n:]...)
+	for st := range r.lost {
+		if sh.streams[st.id] == st {
+			delete(sh.streams, st.id)
+		}
+	}
+	sh.mu.Unlock()
+	for st, why := range r.lost {
+		st.leave(why)
+	}
 	for _, e := range pending[:n] {
 		e.st.commit(e, r.found[e])
 	}

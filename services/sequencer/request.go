@@ -24,9 +24,10 @@ type request struct {
 	size     int64 // bytes of headers and bodies
 	producer stream.Producer
 	seal     bool
-	match    *uint64
+	match    *uint64 // of a DELETE: only if the stream is empty and at rest there
 	token    *string
 	trim     stream.Seq // of a TRIM
+	clamp    bool       // of a TRIM: beyond the tail it is the tail
 	setToken string     // of a TOKEN
 
 	session *session // nil: a request of its own

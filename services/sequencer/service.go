@@ -158,6 +158,7 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	s.shards = shards
 	close(s.opened)
+	s.work.Go(s.watchSettled)
 
 	held := make(chan struct{})
 	leaseCtx, endLease := context.WithCancel(context.WithoutCancel(ctx))

@@ -24,6 +24,10 @@ type shard struct {
 	// serving is true while entries may be numbered and sent.
 	serving atomic.Bool
 
+	// changing is held while the record is changed under an epoch that is being
+	// served: a call to the metastore. It is taken before any other lock.
+	changing sync.Mutex
+
 	mu         sync.Mutex
 	held       bool      // this life is the holder in the metastore, serving or recovering
 	recovering bool      // a recovery runs

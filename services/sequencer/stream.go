@@ -28,6 +28,8 @@ type piece struct {
 	window *windowed
 }
 
+func (p *piece) next() stream.Seq { return p.base + stream.Seq(p.count) }
+
 // pieceBytes is what a piece costs in memory, for the coordinate budget.
 const pieceBytes = 64
 
@@ -59,11 +61,17 @@ type openStream struct {
 	trim    stream.Seq
 	sealed  bool
 	deleted bool
-	pieces  []piece
-	stored  uint64        // bytes of pieces
-	changed chan struct{} // closed when the committed state changes; nil: nobody asked
-	waiters int           // who wait for changed now
-	used    time.Time
+	// Records below settledTo are settled: the head names where they are, and its
+	// tail is at least that. settledTS is the timestamp of the last of them. Pieces
+	// are of the records from there on, without gaps, but for those that are
+	// trimmed.
+	settledTo stream.Seq
+	settledTS stream.Millis
+	pieces    []piece
+	stored    uint64        // bytes of pieces
+	changed   chan struct{} // closed when the committed state changes; nil: nobody asked
+	waiters   int           // who wait for changed now
+	used      time.Time
 }
 
 // entry is one item of the chain, with whom to tell when it is committed.
@@ -112,7 +120,8 @@ func (st *openStream) kickLocked() {
 }
 
 // commit moves the committed state over an entry and answers who waits for it.
-// It is called in stream order.
+// It is called in stream order. A chunk that was settled while it was pending has
+// no coordinates: the zero piece.
 func (st *openStream) commit(e *entry, at piece) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -124,12 +133,18 @@ func (st *openStream) commit(e *entry, at piece) {
 	switch e.kind {
 	case bundle.KindChunk:
 		h := e.header
-		at.base, at.count, at.lastTS = h.BaseSeq, h.Count, h.LastTimestamp
-		at.window = st.shard.svc.window.add(e.body)
-		st.addPieceLocked(at)
-		st.shard.svc.coordinates.Add(pieceBytes)
 		st.tail = h.BaseSeq + stream.Seq(h.Count)
 		st.lastTS, st.hash = h.LastTimestamp, h.HashAfter
+		if at.chain == nil {
+			// So is everything before it.
+			st.uncountLocked(st.dropFirstLocked(len(st.pieces)))
+			st.settledTo, st.settledTS = st.tail, st.lastTS
+		} else {
+			at.base, at.count, at.lastTS = h.BaseSeq, h.Count, h.LastTimestamp
+			at.window = st.shard.svc.window.add(e.body)
+			st.addPieceLocked(at)
+			st.shard.svc.coordinates.Add(pieceBytes)
+		}
 		for i := range h.Batches {
 			st.sealed = st.sealed || h.Batches[i].Seal
 		}
@@ -141,7 +156,7 @@ func (st *openStream) commit(e *entry, at piece) {
 		// The argument was made by pump; see head.State.Fold for the same rule.
 		if to, err := head.ParseTrim(e.body); err == nil {
 			st.trim = max(st.trim, min(to, st.tail))
-			st.shard.svc.coordinates.Add(int64(-st.dropTrimmedLocked() * pieceBytes))
+			st.uncountLocked(st.dropTrimmedLocked())
 		}
 	case bundle.KindFence, bundle.KindToken:
 	}
@@ -214,15 +229,27 @@ func (st *openStream) addPieceLocked(p piece) {
 // many.
 func (st *openStream) dropTrimmedLocked() int {
 	n := 0
-	for n < len(st.pieces) && st.pieces[n].base+stream.Seq(st.pieces[n].count) <= st.trim {
-		st.stored -= uint64(st.pieces[n].length)
+	for n < len(st.pieces) && st.pieces[n].next() <= st.trim {
 		n++
+	}
+	return st.dropFirstLocked(n)
+}
+
+// dropFirstLocked forgets the first n pieces and returns n.
+func (st *openStream) dropFirstLocked(n int) int {
+	for i := range st.pieces[:n] {
+		st.stored -= uint64(st.pieces[i].length)
 	}
 	if n > 0 {
 		// A copy, so that the memory goes too.
 		st.pieces = append([]piece(nil), st.pieces[n:]...)
 	}
 	return n
+}
+
+// uncountLocked gives back what n pieces took of the budget for coordinates.
+func (st *openStream) uncountLocked(n int) {
+	st.shard.svc.coordinates.Add(int64(-n * pieceBytes))
 }
 
 // notifyLocked wakes everyone who waits for a change.
@@ -272,7 +299,7 @@ func (st *openStream) leave(why error) {
 		r.answer(result{err: reason.WithOutcome(why, reason.NotCommitted)})
 	}
 	st.queue = nil
-	st.shard.svc.coordinates.Add(int64(-len(st.pieces) * pieceBytes))
+	st.uncountLocked(len(st.pieces))
 	st.pieces = nil
 	st.notifyLocked()
 }

@@ -64,7 +64,9 @@ type memChain struct {
 	sealed  bool
 	// absorbed is how far directories reach.
 	absorbed uint64
-	calls    map[*call]struct{}
+	// gone is how far directories, and slots, are deleted again.
+	gone  uint64
+	calls map[*call]struct{}
 }
 
 // lane is what a chain knows of a shard.
@@ -365,7 +367,7 @@ func (w *writer) LookupEntries(req *chainwriterpb.LookupEntriesRequest, srv chai
 	w.mu.Lock()
 	w.steps = append(w.steps, "look up")
 	c := w.chains[req.GetChainId()]
-	if req.GetTo() > c.absorbed {
+	if req.GetTo() > c.absorbed || req.GetFrom() < c.gone {
 		w.mu.Unlock()
 		return reason.New(codes.Unavailable, reason.StorageDown, "a directory is not there")
 	}
