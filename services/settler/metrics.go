@@ -2,6 +2,7 @@ package settler
 
 import (
 	"context"
+	"sync/atomic"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
@@ -9,13 +10,29 @@ import (
 
 // metrics are the settler's instruments, all named nova.settler.*.
 type metrics struct {
-	absorbed metric.Int64Counter
-	failures metric.Int64Counter
+	absorbed       metric.Int64Counter
+	failures       metric.Int64Counter
+	settled        metric.Int64Counter
+	written        metric.Int64Counter
+	objects        metric.Int64Counter
+	spans          metric.Int64Counter
+	settleFailures metric.Int64Counter
+	quarantined    metric.Int64Counter
+
+	// The same as settled and written, for GetProgress.
+	settledBytes, writtenBytes atomic.Uint64
 }
 
-// newMetrics makes them; load is asked for the chains looked after and the slots
-// known to wait.
-func newMetrics(m metric.Meter, load func() (chains, backlog int64)) (*metrics, error) {
+// load is what a settler looks after.
+type load struct {
+	chains  int64
+	backlog int64 // slots known to wait for absorption
+	lag     int64 // seconds since the oldest that is not settled was absorbed
+	blocked int64 // chains that something keeps from being settled
+}
+
+// newMetrics makes them; now is asked for the load.
+func newMetrics(m metric.Meter, now func() load) (*metrics, error) {
 	if m == nil {
 		m = noop.Meter{}
 	}
@@ -30,18 +47,26 @@ func newMetrics(m metric.Meter, load func() (chains, backlog int64)) (*metrics, 
 		keep(e)
 		return c
 	}
-	gauge := func(name, unit, what string, value func() int64) {
+	gauge := func(name, unit, what string, value func(load) int64) {
 		_, e := m.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(what),
 			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-				o.Observe(value())
+				o.Observe(value(now()))
 				return nil
 			}))
 		keep(e)
 	}
-	gauge("nova.settler.chains", "{chain}", "Chains that this settler looks after.", func() int64 { n, _ := load(); return n })
-	gauge("nova.settler.backlog.slots", "{slot}", "Slots of these chains known to wait.", func() int64 { _, n := load(); return n })
+	gauge("nova.settler.chains", "{chain}", "Chains that this settler looks after.", func(l load) int64 { return l.chains })
+	gauge("nova.settler.backlog.slots", "{slot}", "Slots of these chains known to wait.", func(l load) int64 { return l.backlog })
+	gauge("nova.settler.lag", "s", "Seconds since the oldest that is not settled was absorbed.", func(l load) int64 { return l.lag })
+	gauge("nova.settler.blocked.chains", "{chain}", "Chains that something keeps from being settled.", func(l load) int64 { return l.blocked })
 	return &metrics{
-		absorbed: counter("nova.settler.absorbed.slots", "{slot}", "Slots absorbed into directories."),
-		failures: counter("nova.settler.absorb.failures", "{failure}", "Times that a chain could not be absorbed."),
+		absorbed:       counter("nova.settler.absorbed.slots", "{slot}", "Slots absorbed into directories."),
+		failures:       counter("nova.settler.absorb.failures", "{failure}", "Times that a chain could not be absorbed."),
+		settled:        counter("nova.settler.settled.bytes", "By", "Bytes of entries that were settled."),
+		written:        counter("nova.settler.written.bytes", "By", "Bytes of objects that were written for them, pages included."),
+		objects:        counter("nova.settler.objects", "{object}", "Objects written, pages included."),
+		spans:          counter("nova.settler.spans", "{span}", "Parts of chains settled in one go."),
+		settleFailures: counter("nova.settler.failures", "{failure}", "Times that a chain could not be settled."),
+		quarantined:    counter("nova.settler.quarantined", "{stream}", "Streams found broken and quarantined."),
 	}, err
 }

@@ -35,11 +35,14 @@ type Service struct {
 	now      func() time.Time
 	metrics  *metrics
 	workers  chan struct{} // a token per chain worked on
+	engine   *engine
+	settlers chan struct{} // a token per chain that is being settled
 
 	listing listing // of Run alone
 
-	mu      sync.Mutex
-	tracked map[string]*tracked // the chains that fall to this settler and need work
+	mu       sync.Mutex
+	tracked  map[string]*tracked      // the chains that fall to this settler and need work
+	settling map[string]chan struct{} // the chains that are being settled; closed at the end
 }
 
 // New returns a settler. Run MUST be called, and ends what it starts.
@@ -60,11 +63,13 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s := &Service{
 		cfg: cfg, chains: chains, index: deps.Index, registry: deps.Registry, log: deps.Log, now: deps.Now,
-		workers: make(chan struct{}, cfg.Workers), tracked: map[string]*tracked{},
+		workers: make(chan struct{}, cfg.Workers), settlers: make(chan struct{}, settlesAtOnce),
+		tracked: map[string]*tracked{}, settling: map[string]chan struct{}{},
 	}
 	if s.metrics, err = newMetrics(deps.Meter, s.load); err != nil {
 		return nil, fmt.Errorf("settler: metrics: %w", err)
 	}
+	s.engine = newEngine(cfg, deps, s.metrics)
 	return s, nil
 }
 
@@ -74,7 +79,7 @@ func (s *Service) Register(r grpc.ServiceRegistrar) { settlerpb.RegisterSettlerS
 // Ready returns nil: a settler serves nobody's request.
 func (s *Service) Ready() error { return nil }
 
-// Run absorbs until ctx ends and the work under way has stopped.
+// Run absorbs and settles until ctx ends and the work under way has stopped.
 func (s *Service) Run(ctx context.Context) error {
 	defer s.chains.Close()
 	var work sync.WaitGroup
@@ -101,6 +106,9 @@ func (s *Service) Run(ctx context.Context) error {
 				return nil
 			}
 		}
+		for _, t := range s.toSettle() {
+			work.Go(func() { s.settle(ctx, t) })
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -126,7 +134,7 @@ const (
 )
 
 // list brings tracked up to date: chains that are open, or sealed and not wholly
-// absorbed, and fall to this settler.
+// settled, and fall to this settler.
 func (s *Service) list(ctx context.Context) error {
 	l := &s.listing
 	nodes, err := s.registry.Nodes(ctx, discovery.Settler)
@@ -150,8 +158,8 @@ func (s *Service) list(ctx context.Context) error {
 		for _, v := range res.GetChains() {
 			c := v.GetChain()
 			cursor = c.GetChainId()
-			if c.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN && c.GetAbsorbedTo() >= c.GetCut() {
-				continue
+			if c.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN && c.GetSettledTo() >= c.GetCut() {
+				continue // whether it is RETIRED or not
 			}
 			id, err := stream.ParseChainID(c.GetChainId())
 			if err != nil {
@@ -229,9 +237,13 @@ func status(err error) error {
 func (s *Service) GetProgress(context.Context, *settlerpb.GetProgressRequest) (*settlerpb.GetProgressResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := &settlerpb.GetProgressResponse{}
+	out := &settlerpb.GetProgressResponse{SettledBytes: s.metrics.settledBytes.Load(), WrittenBytes: s.metrics.writtenBytes.Load()}
 	for id, t := range s.tracked {
-		out.Chains = append(out.Chains, &settlerpb.ChainProgress{ChainId: id, AbsorbedTo: uint64(t.from), Backlog: t.backlog()})
+		bytes, since := t.unsettled()
+		out.Chains = append(out.Chains, &settlerpb.ChainProgress{
+			ChainId: id, AbsorbedTo: uint64(t.from), Backlog: t.backlog(), SettledTo: uint64(t.settled),
+			UnsettledBytes: bytes, UnsettledSince: since, Blocked: t.blocked,
+		})
 	}
 	slices.SortFunc(out.Chains, func(a, b *settlerpb.ChainProgress) int { return strings.Compare(a.GetChainId(), b.GetChainId()) })
 	return out, nil

@@ -26,6 +26,13 @@ type tracked struct {
 	looked   time.Time   // when slots below a full window were looked for last
 	next     time.Time   // when to look again
 	failures int         // in a row
+
+	settled        stream.Slot // settled_to, as last known
+	surveyed       stream.Slot // directories below it are known
+	windows        []unsettled // those above settled
+	settleNext     time.Time   // when to try to settle again
+	settleFailures int         // in a row
+	blocked        string      // why it is not settled any further
 }
 
 // backlog is how many slots are known to wait. Called with the service's mu held.
@@ -56,6 +63,7 @@ func (s *Service) track(needed map[string]*indexpb.Chain) {
 			s.tracked[name] = t
 		}
 		t.from = max(t.from, stream.Slot(c.GetAbsorbedTo()))
+		t.settledTo(stream.Slot(c.GetSettledTo()))
 		if c.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN && !t.sealed {
 			t.sealed, t.cut, t.next = true, stream.Slot(c.GetCut()), time.Time{}
 		}
@@ -83,10 +91,11 @@ const maxPause = time.Minute
 // look absorbs what a chain has, if it is time, and says when to look again.
 func (s *Service) look(ctx context.Context, t *tracked) {
 	s.mu.Lock()
-	from, sealed, active, looked, now := t.from, t.sealed, t.active, t.looked, s.now()
+	from, active, looked, now := t.from, t.active, t.looked, s.now()
+	sealed, done := t.sealed, t.sealed && from >= t.cut
 	s.mu.Unlock()
 	whole := sealed || now.Sub(looked) >= s.cfg.Interval
-	found, err := sealed, error(nil)
+	found, err := sealed && !done, error(nil)
 	switch {
 	case whole && !sealed:
 		found, err = s.chains.Holds(ctx, t.id, from)
@@ -104,6 +113,9 @@ func (s *Service) look(ctx context.Context, t *tracked) {
 		var to stream.Slot
 		to, err = s.chains.Absorb(ctx, t.id)
 		s.absorbed(ctx, t.name, to)
+	}
+	if err == nil {
+		err = s.survey(ctx, t)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,14 +158,22 @@ func (s *Service) absorbed(ctx context.Context, name string, to stream.Slot) {
 	t.from = to
 }
 
-// load returns the number of chains looked after and of slots known to wait.
-func (s *Service) load() (chains, backlog int64) {
+// load returns what this settler looks after.
+func (s *Service) load() load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := s.now().UnixMilli()
+	out := load{chains: int64(len(s.tracked))}
 	for _, t := range s.tracked {
-		backlog += int64(t.backlog())
+		out.backlog += int64(t.backlog())
+		if _, since := t.unsettled(); since > 0 {
+			out.lag = max(out.lag, (now-since)/1000)
+		}
+		if t.blocked != "" {
+			out.blocked++
+		}
 	}
-	return int64(len(s.tracked)), backlog
+	return out
 }
 
 // score is the rendezvous score of a node for a chain: the highest wins.
