@@ -27,6 +27,9 @@ type Config struct {
 	// MaxSubscriptions limits the open subscriptions, default 4096. Each holds at
 	// most a message and the chunk it comes from while its client takes it.
 	MaxSubscriptions int
+	// HistoryBytes limits what is remembered of where settled records are: heads
+	// for about a second, pages of refs, indexes of runs. Default 64 MiB.
+	HistoryBytes int64
 }
 
 func (c Config) withDefaults() Config {
@@ -41,6 +44,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxSubscriptions == 0 {
 		c.MaxSubscriptions = 4096
+	}
+	if c.HistoryBytes == 0 {
+		c.HistoryBytes = 64 << 20
 	}
 	return c
 }

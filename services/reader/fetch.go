@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
@@ -21,63 +24,149 @@ type fetched struct {
 	chunks []decoded
 }
 
-// fetch asks the leader and gets chunks until they decode to about limit bytes:
-// a prefix of what it may answer with, and not nothing.
+// demand is what a call may take.
+type demand struct {
+	size    int    // bytes, decoded
+	records uint64 // from the start on
+	// skip: the start is looked for by time, so that the records of the first chunk
+	// may be passed over.
+	skip bool
+}
+
+// until returns where what is wanted ends, if it begins at start in the piece
+// first.
+func (d *demand) until(start stream.Seq, first *piece) stream.Seq {
+	if d.skip {
+		start = first.next
+	}
+	return start + stream.Seq(min(d.records, uint64(math.MaxUint64-start)))
+}
+
+// fetch asks the leader and gets chunks until they decode to about what is
+// wanted: a prefix of what it may answer with, and not nothing.
 //
-// A chunk that is not where the leader said, or not what it said, may have moved
-// since: the leader is asked again. Only the same damage in the same place is
-// DATA_LOSS; and only what is gone for Patience makes the read UNAVAILABLE.
-func (s *Service) fetch(ctx context.Context, id stream.ID, req *sequencerpb.FetchRequest, memory *share, limit int) (fetched, error) {
+// A chunk that is not where the leader or the head said, or not what they said,
+// may have moved since: both are asked again. Only the same damage in the same
+// place is DATA_LOSS; and only what is gone for Patience makes the read
+// UNAVAILABLE.
+func (s *Service) fetch(ctx context.Context, id stream.ID, req *sequencerpb.FetchRequest, memory *share, want demand) (fetched, error) {
 	deadline := time.Now().Add(s.cfg.Patience)
 	var before *damage
+	var sought *uint64 // up to where nothing settled was found at or after the time
 	for {
-		var res *sequencerpb.FetchResponse
-		err := s.router.DoIdempotent(ctx, stream.Shard(req.GetStream().GetShard()), func(conn grpc.ClientConnInterface) error {
-			var err error
-			res, err = sequencerpb.NewSequencerServiceClient(conn).Fetch(ctx, req)
-			return err
-		})
+		res, err := s.ask(ctx, req)
 		if err != nil {
 			return fetched{}, err
 		}
-		if len(res.GetPieces()) > 0 {
+		if len(res.GetPieces()) > 0 || res.GetStartSeq() < res.GetSettledTo() {
 			if err := memory.take(ctx); err != nil {
 				return fetched{}, err
 			}
 		}
-		chunks, err := s.chunks(ctx, id, res.GetPieces(), limit)
-		if err == nil {
-			err = continuous(chunks, stream.Seq(res.GetStartSeq()))
+		f, found, err := s.gather(ctx, id, req, res, want)
+		if err == nil && !found {
+			// All that is settled is before the time. The leader may have learned so
+			// meanwhile; if not, records are looked at one by one from there on.
+			if c := res.GetSettledTo(); sought != nil && *sought == c {
+				req = proto.CloneOf(req)
+				req.Start, req.Clamp = &sequencerpb.FetchRequest_Seq{Seq: c}, true
+			} else {
+				sought = &c
+			}
+			continue
 		}
 		var damaged *damage
 		switch {
 		case err == nil:
-			return fetched{state: res.GetState(), start: stream.Seq(res.GetStartSeq()), chunks: chunks}, nil
+			return f, nil
 		case errors.As(err, &damaged):
-			if before != nil && *before == *damaged || time.Now().After(deadline) {
+			// Where another's bytes stand, nothing is for now: as if gone.
+			same := before != nil && *before == *damaged && !damaged.foreign
+			if same || time.Now().After(deadline) {
 				return fetched{}, s.lost(ctx, id, damaged)
 			}
 			before = damaged
-		case !reason.Is(err, reason.ObjectNotFound):
+		case !gone(err):
 			return fetched{}, err
 		case time.Now().After(deadline):
-			s.log.ErrorContext(ctx, "a committed chunk is not in storage", "stream", id.String(), "err", err)
+			s.log.ErrorContext(ctx, "committed records are not in storage", "stream", id.String(), "err", err)
 			return fetched{}, reason.New(codes.Unavailable, reason.StorageDown, "committed records are not where the leader says")
 		}
+		s.known.heads.Invalidate(id)
 		select {
 		case <-ctx.Done():
 			return fetched{}, ended(ctx, "read")
-		case <-time.After(retryDelay):
+		case <-time.After(s.retry):
 		}
+	}
+}
+
+// ask asks the leader.
+func (s *Service) ask(ctx context.Context, req *sequencerpb.FetchRequest) (*sequencerpb.FetchResponse, error) {
+	var res *sequencerpb.FetchResponse
+	err := s.router.DoIdempotent(ctx, stream.Shard(req.GetStream().GetShard()), func(conn grpc.ClientConnInterface) error {
+		var err error
+		res, err = sequencerpb.NewSequencerServiceClient(conn).Fetch(ctx, req)
+		return err
+	})
+	return res, err
+}
+
+// gather gets the chunks that an answer of the leader leads to: settled ones, or
+// its pieces. found is false if the time that is looked for is not among the
+// settled records.
+func (s *Service) gather(ctx context.Context, id stream.ID, req *sequencerpb.FetchRequest, res *sequencerpb.FetchResponse, want demand) (f fetched, found bool, err error) {
+	start, to := stream.Seq(res.GetStartSeq()), stream.Seq(res.GetSettledTo())
+	if res.GetSeekSettled() && start < to {
+		at := stream.Millis(req.GetTimestamp())
+		if start, found, err = s.seek(ctx, id, start, to, at); err != nil || !found {
+			return fetched{}, false, err
+		}
+	}
+	var pieces []piece
+	if start < to {
+		pieces, err = s.settled(ctx, id, start, to, &want, int64(req.GetMaxBytes()))
+	} else {
+		pieces, err = piecesOf(res.GetPieces())
+	}
+	if err != nil {
+		return fetched{}, true, err
+	}
+	if n := slices.IndexFunc(pieces, func(p piece) bool { return p.at.first >= want.until(start, &pieces[0]) }); n > 0 {
+		pieces = pieces[:n]
+	}
+	chunks, err := s.chunks(ctx, id, pieces, want.size)
+	if err == nil {
+		err = continuous(chunks, start)
+	}
+	if err != nil {
+		return fetched{}, true, err
+	}
+	f = fetched{state: res.GetState(), start: start, chunks: chunks}
+	if start < to {
+		s.ahead.of(pieces[len(chunks):])
+		f.reach()
+	}
+	return f, true, nil
+}
+
+// reach moves the tail of an answer up to the end of its chunks: a head may know
+// of records that were committed since the leader answered.
+func (f *fetched) reach() {
+	if len(f.chunks) == 0 {
+		return
+	}
+	if next := uint64(f.chunks[len(f.chunks)-1].header.Next()); next > f.state.GetTail() {
+		f.state = proto.CloneOf(f.state)
+		f.state.Tail = next
 	}
 }
 
 // damage says what is damaged; it never leaves the trust domain.
 type damage struct {
-	first          stream.Seq
-	object         string
-	offset, length uint32
-	what           string
+	place
+	what    string
+	foreign bool // another's bytes stand in the slot
 }
 
 func (d *damage) Error() string { return "damaged: " + d.what }

@@ -2,6 +2,7 @@ package reader
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/stream"
@@ -29,6 +30,14 @@ func (l *limits) exhausted() bool {
 	return l.count != nil && *l.count == 0 || l.bytes != nil && *l.bytes == 0
 }
 
+// records returns how many records may be taken at most.
+func (l *limits) records() uint64 {
+	if l.count != nil {
+		return *l.count
+	}
+	return math.MaxUint64
+}
+
 func (l *limits) take(size uint64) {
 	if l.count != nil {
 		*l.count--
@@ -48,6 +57,11 @@ type cursor struct {
 	done  bool // a limit was reached
 
 	after stream.Hash // content hash before next; valid when taken
+}
+
+// demand returns what a fetch for the cursor may get, of size bytes.
+func (c *cursor) demand(size int) demand {
+	return demand{size: size, records: c.records(), skip: c.from != nil}
 }
 
 // page is a run of records for one message.

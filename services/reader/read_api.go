@@ -52,7 +52,7 @@ func (s *Service) read(ctx context.Context, id stream.ID, key *sequencerpb.Strea
 	var p page
 	var out *novapb.ReadResponse
 	for {
-		f, err := s.fetch(ctx, id, fetch, memory, limit-p.size)
+		f, err := s.fetch(ctx, id, fetch, memory, c.demand(limit-p.size))
 		if err != nil && out != nil {
 			// What is gathered is a page, whatever became of what follows: a trim may
 			// have passed it, or the leader moved.

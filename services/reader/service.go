@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
@@ -29,7 +30,10 @@ type Service struct {
 	readerpb.UnimplementedReaderServiceServer
 
 	cfg     Config
+	index   *catalog.Client
 	names   *catalog.Names
+	known   known
+	ahead   *ahead
 	router  Router
 	cache   cachepb.CacheServiceClient
 	objects objectstore.Store
@@ -41,6 +45,7 @@ type Service struct {
 	memory        *semaphore.Weighted // bytes being fetched and decoded
 	subscriptions atomic.Int64
 
+	retry   time.Duration   // pause before the leader is asked again
 	running context.Context // ends when a stop begins
 	stop    context.CancelFunc
 }
@@ -53,11 +58,14 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.Meter == nil {
 		deps.Meter = noop.Meter{}
 	}
+	index := catalog.New(deps.Index)
 	s := &Service{
-		cfg: cfg.withDefaults(), names: catalog.NewNames(catalog.New(deps.Index)), router: deps.Router,
+		cfg: cfg.withDefaults(), index: index, names: catalog.NewNames(index), ahead: newAhead(deps.Cache), router: deps.Router,
 		cache: deps.Cache, objects: deps.Objects, log: deps.Log,
 	}
+	s.known = newKnown(s.cfg.HistoryBytes)
 	s.memory = semaphore.NewWeighted(s.cfg.MemoryBytes)
+	s.retry = retryDelay
 	s.running, s.stop = context.WithCancel(context.Background())
 	var err, err2, err3 error
 	s.records, err = deps.Meter.Int64Counter("nova.reader.read.records", metric.WithUnit("{record}"), metric.WithDescription("Records returned."))
@@ -83,6 +91,7 @@ func (s *Service) Ready() error { return nil }
 func (s *Service) Run(ctx context.Context) error {
 	<-ctx.Done()
 	s.stop()
+	s.ahead.close()
 	return nil
 }
 

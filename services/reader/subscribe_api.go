@@ -110,7 +110,7 @@ func (sub *subscription) run(ctx context.Context, fetch *sequencerpb.FetchReques
 		select {
 		case <-ctx.Done():
 			return ended(ctx, "subscribe")
-		case <-time.After(retryDelay):
+		case <-time.After(sub.svc.retry):
 		}
 	}
 }
@@ -120,7 +120,7 @@ func (sub *subscription) run(ctx context.Context, fetch *sequencerpb.FetchReques
 func (sub *subscription) fetch(ctx context.Context, req *sequencerpb.FetchRequest) (fetched, error) {
 	memory := sub.svc.share(messageBytes)
 	defer memory.release()
-	return sub.svc.fetch(ctx, sub.id, req, memory, messageBytes)
+	return sub.svc.fetch(ctx, sub.id, req, memory, sub.demand(messageBytes))
 }
 
 // send sends what was fetched, in messages of bounded size, or a heartbeat.

@@ -72,6 +72,11 @@ type world struct {
 	// cache, if set, may change what the cache answers.
 	cache  func(res *cachepb.ReadRangeResponse) error
 	cached int // calls of the cache
+	// ahead is what the cache was to read ahead; it reads nothing.
+	ahead []string
+	heads int // heads read
+	// onHead, if set, is called before a head is read, without locks.
+	onHead func()
 }
 
 // led is a stream as its leader knows it.
@@ -87,6 +92,14 @@ type led struct {
 	time            int64
 	sealed, deleted bool
 	changed         chan struct{}
+
+	// Records below settled are settled as far as the leader knows, the last of them
+	// at settledTS.
+	settled   uint64
+	settledTS int64
+	head      *indexpb.Head
+	// Old reads of the head: the next ones.
+	old []*indexpb.Head
 }
 
 type safeBuffer struct {
@@ -117,8 +130,14 @@ func newWorld(t *testing.T, cfg Config) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(w.svc.names.Close)
+	t.Cleanup(w.close)
 	return w
+}
+
+func (w *world) close() {
+	w.svc.names.Close()
+	w.svc.ahead.close()
+	w.svc.known.close()
 }
 
 // DoIdempotent makes the world a Router that knows where the leader is.
@@ -127,6 +146,9 @@ func (w *world) DoIdempotent(_ context.Context, _ stream.Shard, f func(grpc.Clie
 }
 
 func (w *world) index(_ context.Context, req, reply proto.Message) error {
+	if head, ok := req.(*indexpb.GetHeadRequest); ok {
+		return w.getHead(head.GetStreamId(), reply)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.names[req.(*indexpb.ResolveStreamRequest).GetStream()]
@@ -140,6 +162,11 @@ func (w *world) index(_ context.Context, req, reply proto.Message) error {
 func (w *world) readRange(ctx context.Context, req, reply proto.Message) error {
 	r := req.(*cachepb.ReadRangeRequest)
 	w.mu.Lock()
+	if r.GetLength() == 1 {
+		w.ahead = append(w.ahead, fmt.Sprintf("%s@%d", r.GetObject(), r.GetOffset()))
+		w.mu.Unlock()
+		return nil
+	}
 	w.cached++
 	change := w.cache
 	w.mu.Unlock()
@@ -216,7 +243,7 @@ func (w *world) fetch(ctx context.Context, req *sequencerpb.FetchRequest, reply 
 		}
 		changed := s.changed
 		w.mu.Unlock()
-		if err != nil || len(res.GetPieces()) > 0 || res.GetState().GetSealed() || req.GetWaitMs() == 0 {
+		if err != nil || len(res.GetPieces()) > 0 || res.GetStartSeq() < res.GetSettledTo() || res.GetState().GetSealed() || req.GetWaitMs() == 0 {
 			proto.Merge(reply, res)
 			return err
 		}
@@ -235,7 +262,7 @@ func (w *world) fetch(ctx context.Context, req *sequencerpb.FetchRequest, reply 
 }
 
 func (s *led) answer(req *sequencerpb.FetchRequest, window bool) (*sequencerpb.FetchResponse, error) {
-	start := s.trim
+	start, seek := s.trim, false
 	switch at := req.GetStart().(type) {
 	case *sequencerpb.FetchRequest_Seq:
 		start = at.Seq
@@ -249,13 +276,18 @@ func (s *led) answer(req *sequencerpb.FetchRequest, window bool) (*sequencerpb.F
 		}
 	case *sequencerpb.FetchRequest_Timestamp:
 		start = s.tail
-		if i := slices.IndexFunc(s.lastTS, func(ts int64) bool { return ts >= at.Timestamp }); i >= 0 {
+		if s.trim < s.settled && at.Timestamp <= s.settledTS {
+			start, seek = s.trim, true
+		} else if i := slices.IndexFunc(s.lastTS, func(ts int64) bool { return ts >= at.Timestamp }); i >= 0 {
 			start = max(s.pieces[i].GetBaseSeq(), s.trim)
 		}
 	case *sequencerpb.FetchRequest_TailOffset:
 		start = max(s.trim, s.tail-min(s.tail, at.TailOffset))
 	}
-	res := &sequencerpb.FetchResponse{State: s.state(), StartSeq: start}
+	res := &sequencerpb.FetchResponse{State: s.state(), StartSeq: start, SettledTo: s.settled, SeekSettled: seek}
+	if start < s.settled {
+		return res, nil
+	}
 	budget := int64(req.GetMaxBytes())
 	for _, p := range s.pieces {
 		if p.GetBaseSeq()+uint64(p.GetCount()) <= start {
