@@ -66,6 +66,7 @@ func (c *Config) Flags(f *config.Flags) {
 	c.Objects.Flags(f)
 	sequencerFlags(f, &c.Sequencer)
 	chainWriterFlags(f, &c.ChainWriter)
+	settlerFlags(f, &c.Settler)
 	f.MiB(&c.Cache.Bytes, "cache-mib", 256, "MiB of objects kept in memory for readers")
 }
 
@@ -89,9 +90,19 @@ func chainWriterFlags(f *config.Flags, c *chainwriter.Config) {
 	f.Int(&c.BacklogFlights, "chain-backlog-flights", 1024, "committed flights of a chain not yet absorbed; beyond it appends wait")
 }
 
+// settlerFlags declares what nova-settler does too; --read-grace is nova-reaper's
+// as well.
+func settlerFlags(f *config.Flags, c *settler.Config) {
+	f.Duration(&c.SettleAge, "settle-age", 10*time.Minute, "how long what was absorbed waits at most before it is settled")
+	f.MiB(&c.SettleBytes, "settle-mib", 1024, "MiB of entries of one chain that are settled at once, without waiting")
+	f.MiB(&c.SettleMemory, "settle-memory-mib", 256, "MiB that settling holds in memory, at least 64")
+	f.MiB(&c.SettleRate, "settle-rate-mib", 0, "MiB per second that settling reads from slots; 0: no limit")
+	f.Duration(&c.ReadGrace, "read-grace", 10*time.Minute, "how long readers may need what is settled again, trimmed or deleted")
+}
+
 // Check completes and validates.
 func (c *Config) Check() error {
-	if err := errors.Join(c.Settings.Check(), c.Public.Check(), c.Sequencer.Check()); err != nil {
+	if err := errors.Join(c.Settings.Check(), c.Public.Check(), c.Sequencer.Check(), c.Settler.Check()); err != nil {
 		return err
 	}
 	meta, objects := c.Metastore.Oxia != "", c.Objects.S3.Bucket != ""

@@ -3,6 +3,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"time"
 
 	"github.com/nova-stream/nova/libs/config"
 	"github.com/nova-stream/nova/libs/discovery"
@@ -20,8 +22,13 @@ func main() {
 		Flags: func(f *config.Flags) {
 			s.Flags(f, 7788, 7888)
 			objects.Flags(f)
+			f.Duration(&cfg.SettleAge, "settle-age", 10*time.Minute, "how long what was absorbed waits at most before it is settled")
+			f.MiB(&cfg.SettleBytes, "settle-mib", 1024, "MiB of entries of one chain that are settled at once, without waiting")
+			f.MiB(&cfg.SettleMemory, "settle-memory-mib", 256, "MiB that settling holds in memory, at least 64")
+			f.MiB(&cfg.SettleRate, "settle-rate-mib", 0, "MiB per second that settling reads from slots; 0: no limit")
+			f.Duration(&cfg.ReadGrace, "read-grace", 10*time.Minute, "how long readers may need what is settled again, trimmed or deleted")
 		},
-		Check: func() error { return node.CheckAll(&s, &objects) },
+		Check: func() error { return errors.Join(node.CheckAll(&s, &objects), cfg.Check()) },
 		Run: func(ctx context.Context) error {
 			return s.Run(ctx, func(ctx context.Context, p *node.Process, _ string) (node.Part, error) {
 				store, err := p.OpenObjects(ctx, &objects, nil)
