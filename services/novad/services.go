@@ -55,8 +55,10 @@ var services = []serviceOf{
 		})
 	}},
 	{discovery.Reaper, func(n *Node, _ string) (node.Part, error) {
-		return reaper.New(n.cfg.Reaper, reaper.Deps{
-			Index: n.process.Index, Cache: n.process.Cache, Router: n.process.Router,
+		cfg := n.cfg.Reaper
+		cfg.ReadGrace = n.cfg.Settler.ReadGrace // one setting of both
+		return reaper.New(cfg, reaper.Deps{
+			Index: n.process.Index, Cache: n.process.Cache, Router: n.process.Router, Registry: n.process.Registry, Conns: n.process.Pool,
 			Log: n.process.Log, Meter: n.process.ServiceMeter(discovery.Reaper),
 		})
 	}},

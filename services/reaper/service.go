@@ -9,13 +9,14 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/catalog"
+	"github.com/nova-stream/nova/libs/discovery"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/cache/v1"
@@ -36,8 +37,27 @@ type Config struct {
 	// doubled with every failure up to an hour.
 	Retry time.Duration
 	// Attempts is how often a marker is tried before it is set aside, default 50;
-	// tries that were only too early do not count.
+	// tries that were only too early do not count, and those that met an outage up
+	// to half of it.
 	Attempts uint32
+	// ReadGrace is how long what a stream no longer names stays for those who are
+	// reading it, default 10 min. It only spares them from looking again: a reader
+	// that finds nothing reads the head anew. So clocks that differ do no harm.
+	ReadGrace time.Duration
+	// LateAfter is how long after its first deletion an object is deleted once
+	// more, default 3 days: longer than any PUT of it can be under way.
+	LateAfter time.Duration
+	// SealAfter is how long a chain-writer is gone before its chain is sealed,
+	// default 1 h.
+	SealAfter time.Duration
+}
+
+// Check validates what a program's flags set.
+func (c *Config) Check() error {
+	if c.ReadGrace < time.Second || c.ReadGrace > 24*time.Hour {
+		return errors.New("--read-grace must be 1s to 24h")
+	}
+	return nil
 }
 
 func (c Config) withDefaults() Config {
@@ -49,6 +69,9 @@ func (c Config) withDefaults() Config {
 	set(&c.Interval, 5*time.Second)
 	set(&c.Patience, time.Minute)
 	set(&c.Retry, time.Minute)
+	set(&c.ReadGrace, 10*time.Minute)
+	set(&c.LateAfter, settlesAfter)
+	set(&c.SealAfter, time.Hour)
 	if c.Workers == 0 {
 		c.Workers = 4
 	}
@@ -63,14 +86,26 @@ type Router interface {
 	DoIdempotent(ctx context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) error
 }
 
+// Registry is the part of discovery that a reaper uses.
+type Registry interface {
+	Nodes(ctx context.Context, s discovery.Service) ([]discovery.Node, error)
+}
+
+// Connections reaches a node at its address.
+type Connections interface {
+	Address(address string) (grpc.ClientConnInterface, error)
+}
+
 // Deps are what a reaper works with.
 type Deps struct {
-	Index  indexpb.IndexServiceClient
-	Cache  cachepb.CacheServiceClient
-	Router Router
-	Log    *slog.Logger
-	Meter  metric.Meter
-	Now    func() time.Time // default time.Now
+	Index    indexpb.IndexServiceClient
+	Cache    cachepb.CacheServiceClient
+	Router   Router
+	Registry Registry
+	Conns    Connections
+	Log      *slog.Logger
+	Meter    metric.Meter
+	Now      func() time.Time // default time.Now
 }
 
 // queue is a due queue and the work of its markers, which fails with a later
@@ -93,47 +128,48 @@ func (l later) Error() string { return l.why }
 type Service struct {
 	reaperpb.UnimplementedReaperServiceServer
 
-	cfg    Config
-	raw    indexpb.IndexServiceClient
-	index  *catalog.Client
-	cache  cachepb.CacheServiceClient
-	router Router
-	log    *slog.Logger
-	now    func() time.Time
-	worked metric.Int64Counter
-	queues []queue
+	cfg      Config
+	raw      indexpb.IndexServiceClient
+	index    *catalog.Client
+	cache    cachepb.CacheServiceClient
+	router   Router
+	registry Registry
+	conns    Connections
+	log      *slog.Logger
+	now      func() time.Time
+	metrics  *metrics
+	queues   []queue
 
 	mu       sync.Mutex
 	progress map[string]*reaperpb.QueueProgress
+	counted  map[string]time.Time // when the queue's dead were
 }
 
 // New returns a reaper.
 func New(cfg Config, deps Deps) (*Service, error) {
-	if deps.Index == nil || deps.Cache == nil || deps.Router == nil {
-		return nil, errors.New("reaper: index, cache and router are needed")
+	if deps.Index == nil || deps.Cache == nil || deps.Router == nil || deps.Registry == nil || deps.Conns == nil {
+		return nil, errors.New("reaper: index, cache, router, registry and connections are needed")
 	}
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
-	}
-	if deps.Meter == nil {
-		deps.Meter = noop.Meter{}
 	}
 	if deps.Now == nil {
 		deps.Now = time.Now
 	}
 	s := &Service{
 		cfg: cfg.withDefaults(), raw: deps.Index, index: catalog.New(deps.Index), cache: deps.Cache, router: deps.Router,
-		log: deps.Log, now: deps.Now, progress: map[string]*reaperpb.QueueProgress{},
+		registry: deps.Registry, conns: deps.Conns, log: deps.Log, now: deps.Now,
+		progress: map[string]*reaperpb.QueueProgress{}, counted: map[string]time.Time{},
 	}
 	s.queues = []queue{
-		{"create", s.orphan}, {"delete", s.deleteStream}, {"bucket", s.deleteBucket}, {"directory", s.judgeDirectory}, {"chain", s.lookAfterChain},
+		{"create", s.orphan}, {"delete", s.deleteStream}, {"bucket", s.deleteBucket}, {"directory", s.judgeDirectory}, {queueChain, s.lookAfterChain},
+		{queueSettled, s.judgeSettled}, {queueUnref, s.unref}, {queueReclaim, s.reclaim}, {queueRetention, s.retain},
 	}
 	for _, q := range s.queues {
 		s.progress[q.name] = &reaperpb.QueueProgress{Queue: q.name}
 	}
 	var err error
-	s.worked, err = deps.Meter.Int64Counter("nova.reaper.markers", metric.WithUnit("{marker}"), metric.WithDescription("Due markers worked on, by queue and result."))
-	if err != nil {
+	if s.metrics, err = newMetrics(deps.Meter, s.eachQueue); err != nil {
 		return nil, fmt.Errorf("reaper: metrics: %w", err)
 	}
 	return s, nil
@@ -159,6 +195,7 @@ func (s *Service) Run(ctx context.Context) error {
 func (s *Service) keepDraining(ctx context.Context, q queue) {
 	timer := time.NewTimer(s.cfg.Interval)
 	defer timer.Stop()
+	failures := 0
 	for {
 		select {
 		case <-ctx.Done():
@@ -166,19 +203,67 @@ func (s *Service) keepDraining(ctx context.Context, q queue) {
 		case <-timer.C:
 		}
 		r := s.drain(ctx, q)
-		if r.err != nil && ctx.Err() == nil {
-			s.log.WarnContext(ctx, "drain", "queue", q.name, "err", r.err)
-		}
 		pause := s.cfg.Interval
-		if !r.next.IsZero() {
+		switch {
+		case r.err != nil && ctx.Err() == nil:
+			s.log.WarnContext(ctx, "drain", "queue", q.name, "err", r.err)
+			pause = max(pause, min(pause<<min(failures, 10), outagePause))
+			failures++
+		case !r.next.IsZero():
 			pause = min(pause, max(r.next.Sub(s.now()), 0))
+			fallthrough
+		default:
+			failures = 0
 		}
+		s.countDead(ctx, q)
 		timer.Reset(pause)
 	}
 }
 
-// page is how many markers are taken at once.
-const page = 100
+const (
+	// page is how many markers are taken at once.
+	page = 100
+	// outagePause is how long a queue that meets an outage pauses at most, unless
+	// its interval is longer.
+	outagePause = time.Minute
+	// deadEvery is how often the markers that were set aside are counted, and
+	// deadLimit how many at most.
+	deadEvery = 5 * time.Minute
+	deadLimit = 1000
+)
+
+// countDead looks now and then how many markers of a queue were set aside.
+func (s *Service) countDead(ctx context.Context, q queue) {
+	s.mu.Lock()
+	due := s.now().Sub(s.counted[q.name]) >= deadEvery
+	if due {
+		s.counted[q.name] = s.now()
+	}
+	s.mu.Unlock()
+	if !due {
+		return
+	}
+	dead, err := s.index.ListDue(ctx, deadPrefix+q.name, s.now().Add(time.Hour), deadLimit) // clocks differ
+	if err != nil {
+		return // the next look counts them
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.progress[q.name].Dead = uint64(len(dead))
+}
+
+// deadPrefix begins the name of the queue in which the markers of a queue are set
+// aside.
+const deadPrefix = "dead-"
+
+// eachQueue calls f with how far each queue is.
+func (s *Service) eachQueue(f func(*reaperpb.QueueProgress)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, q := range s.queues {
+		f(s.progress[q.name])
+	}
+}
 
 // Drain works on every marker that is due now.
 func (s *Service) Drain(ctx context.Context, _ *reaperpb.DrainRequest) (*reaperpb.DrainResponse, error) {
@@ -300,7 +385,7 @@ const leaseSlack = 15 * time.Second
 // dies in between, another does so when the claim ends.
 func (s *Service) one(ctx context.Context, q queue, m catalog.Marker) (what result, err error) {
 	defer func() {
-		s.worked.Add(ctx, 1, metric.WithAttributes(attribute.String("queue", q.name), attribute.String("result", string(what))))
+		s.metrics.workedOn(ctx, q.name, what)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		switch what {
@@ -331,24 +416,63 @@ func (s *Service) one(ctx context.Context, q queue, m catalog.Marker) (what resu
 		held.Due.Attempts = m.Due.GetAttempts()
 		s.log.DebugContext(ctx, "due work waits", "queue", q.name, "due", m.Due.GetDueId(), "again_in", wait.after.String(), "why", wait.why)
 		return resultLater, s.index.MoveDue(ctx, held, q.name, s.now().Add(wait.after))
+	case isOutage(werr):
+		// It is nobody's fault, and ends for all at once: it sets nothing aside. Some
+		// tries count, so that the pauses grow.
+		if held.Due.GetAttempts() > s.cfg.Attempts/2 {
+			held.Due.Attempts = m.Due.GetAttempts()
+		}
+		return resultFailed, errors.Join(s.again(ctx, q, m, held, werr), stopped(werr))
 	case held.Due.GetAttempts() >= s.cfg.Attempts:
 		s.log.ErrorContext(ctx, "due work failed too often and is set aside", "queue", q.name, "due", m.Due.GetDueId(), "attempts", held.Due.GetAttempts(), "err", werr)
-		return resultSetAside, s.index.MoveDue(ctx, held, "dead-"+q.name, s.now())
+		return resultSetAside, s.index.MoveDue(ctx, held, deadPrefix+q.name, s.now())
 	default:
-		pause := min(s.cfg.Retry<<min(m.Due.GetAttempts(), 10), time.Hour)
-		s.log.WarnContext(ctx, "due work failed", "queue", q.name, "due", m.Due.GetDueId(), "again_in", pause.String(), "err", werr)
-		return resultFailed, s.index.MoveDue(ctx, held, q.name, s.now().Add(pause))
+		return resultFailed, s.again(ctx, q, m, held, werr)
 	}
 }
 
+// again moves a marker whose work failed to when it is tried next.
+func (s *Service) again(ctx context.Context, q queue, m, held catalog.Marker, werr error) error {
+	pause := min(s.cfg.Retry<<min(m.Due.GetAttempts(), 10), time.Hour)
+	s.log.WarnContext(ctx, "due work failed", "queue", q.name, "due", m.Due.GetDueId(), "again_in", pause.String(), "err", werr)
+	return s.index.MoveDue(ctx, held, q.name, s.now().Add(pause))
+}
+
+// isOutage reports whether work failed since something did not answer or had no
+// room, which says nothing of the work.
+func isOutage(err error) bool {
+	code := reason.Code(err)
+	return code == codes.Unavailable || code == codes.ResourceExhausted
+}
+
+// errStorage is the failure of a call to the object store, which the next marker
+// of the queue would meet too.
+type errStorage struct{ cause error }
+
+func (e errStorage) Error() string { return e.cause.Error() }
+func (e errStorage) Unwrap() error { return e.cause }
+
+// stopped is the error that ends a round, if it would be like that for all.
+func stopped(err error) error {
+	if down := (errStorage{}); errors.As(err, &down) {
+		return fmt.Errorf("object store: %w", down.cause)
+	}
+	return nil
+}
+
+// nearlyOver reports whether so little is left of a turn that no further step is
+// begun.
+func (s *Service) nearlyOver(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && time.Until(deadline) < s.cfg.Patience/4
+}
+
+// more says that the turn is over and the work is not, which is no failure.
+func (s *Service) more(done string) error { return later{s.cfg.Interval, done} }
+
 // GetProgress returns counts by queue.
 func (s *Service) GetProgress(context.Context, *reaperpb.GetProgressRequest) (*reaperpb.GetProgressResponse, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	out := &reaperpb.GetProgressResponse{}
-	for _, q := range s.queues {
-		p := s.progress[q.name]
-		out.Queues = append(out.Queues, &reaperpb.QueueProgress{Queue: p.GetQueue(), Done: p.GetDone(), Failed: p.GetFailed(), OldestDue: p.GetOldestDue()})
-	}
+	s.eachQueue(func(p *reaperpb.QueueProgress) { out.Queues = append(out.Queues, proto.CloneOf(p)) })
 	return out, nil
 }

@@ -67,7 +67,7 @@ func TestWorkThatFailsTooOftenIsSetAside(t *testing.T) {
 	w, s := newWorld(t, Config{Attempts: 3})
 	w.failures["s"] = errors.New("broken")
 	w.arm(&indexpb.Due{Queue: "create", StreamId: "s"})
-	w.arm(&indexpb.Due{Queue: "chain", ChainId: "c"})
+	w.arm(&indexpb.Due{Queue: "directory", ChainId: "c", Number: 5, Object: "o"})
 	w.chain = &indexpb.Chain{ChainId: "c", State: indexpb.ChainState_CHAIN_STATE_OPEN}
 	for range 6 {
 		if _, err := s.Drain(t.Context(), &reaperpb.DrainRequest{}); err != nil {
@@ -78,7 +78,7 @@ func TestWorkThatFailsTooOftenIsSetAside(t *testing.T) {
 	if dead := w.queue("dead-create"); len(dead) != 1 || dead[0].GetStreamId() != "s" || len(w.queue("create")) != 0 {
 		t.Errorf("set aside: %v; left: %v", dead, w.queue("create"))
 	}
-	if left := w.queue("chain"); len(left) != 1 || left[0].GetAttempts() != 0 {
+	if left := w.queue("directory"); len(left) != 1 || left[0].GetAttempts() != 0 {
 		t.Errorf("what is only too early was set aside: %v", left)
 	}
 }
@@ -88,7 +88,7 @@ func TestBrokenQueueDoesNotStopTheOthers(t *testing.T) {
 	w, s := newWorld(t, Config{})
 	w.failures["list create"] = errors.New("broken")
 	w.arm(&indexpb.Due{Queue: "delete", StreamId: w.stream("s", 3).GetStreamId(), Bucket: "bucket", Name: "s", Number: 3})
-	if _, err := s.Drain(t.Context(), &reaperpb.DrainRequest{}); err == nil || len(w.deleted) != 1 || len(w.due) != 0 {
+	if _, err := s.Drain(t.Context(), &reaperpb.DrainRequest{}); err == nil || len(w.deleted) != 1 || len(w.due) != 1 {
 		t.Fatalf("deleted %v, left %v, %v", w.deleted, w.due, err)
 	}
 }
@@ -98,10 +98,13 @@ func TestBegunDeleteOfAStreamIsFinished(t *testing.T) {
 	d := w.stream("s", 3)
 	marker := &indexpb.Due{Queue: "delete", StreamId: d.GetStreamId(), Bucket: "bucket", Name: "s", Number: 3}
 	w.arm(marker)
-	drain(t, s, 1, 0)
-	if len(w.deleted) != 1 || len(w.freed) != 0 {
-		t.Fatalf("deleted %v, freed %v", w.deleted, w.freed)
+	drain(t, s, 0, 1)
+	if len(w.deleted) != 1 || len(w.queue("delete")) != 1 {
+		t.Fatalf("deleted %v, left %v", w.deleted, w.due)
 	}
+	w.pass(time.Hour)
+	drain(t, s, 1, 0)
+	w.freed = nil
 	// Its descriptor is gone: what may be left is its name, and that by id, so
 	// that a stream made again under the name stays.
 	w.arm(&indexpb.Due{Queue: "delete", StreamId: d.GetStreamId(), Bucket: "bucket", Name: "s", Number: 3})
@@ -240,7 +243,7 @@ func TestDirectoryObjectWithoutARowIsWatchedForDays(t *testing.T) {
 // one's claim ends.
 func TestMarkerIsWorkedOnByOneReaper(t *testing.T) {
 	w, s := newWorld(t, Config{Patience: time.Minute})
-	other, err := New(Config{}, Deps{Index: w, Cache: w, Router: w, Now: w.clock})
+	other, err := New(Config{}, Deps{Index: w, Cache: w, Router: w, Registry: w, Conns: w, Now: w.clock})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,19 +326,6 @@ func TestTryThatNeverEndedCounts(t *testing.T) {
 	}
 }
 
-func TestChainIsLookedAfterUntilItRetires(t *testing.T) {
-	w, s := newWorld(t, Config{})
-	w.chain = &indexpb.Chain{ChainId: "c", State: indexpb.ChainState_CHAIN_STATE_SEALED}
-	w.arm(&indexpb.Due{Queue: "chain", ChainId: "c"})
-	drain(t, s, 0, 1)
-	w.chain.State = indexpb.ChainState_CHAIN_STATE_RETIRED
-	w.pass(time.Hour)
-	drain(t, s, 1, 0)
-	w.chain = nil // never recorded: its writer died before
-	w.arm(&indexpb.Due{Queue: "chain", ChainId: "c"})
-	drain(t, s, 1, 0)
-}
-
 func TestProgressIsCounted(t *testing.T) {
 	w, s := newWorld(t, Config{})
 	w.failures["s"] = errors.New("broken")
@@ -343,7 +333,7 @@ func TestProgressIsCounted(t *testing.T) {
 	w.arm(&indexpb.Due{Queue: "create", StreamId: "t", At: 6})
 	drain(t, s, 1, 1)
 	got, err := s.GetProgress(t.Context(), &reaperpb.GetProgressRequest{})
-	if err != nil || len(got.GetQueues()) != 5 {
+	if err != nil || len(got.GetQueues()) != 9 {
 		t.Fatalf("%v, %v", got, err)
 	}
 	if q := got.GetQueues()[0]; q.GetQueue() != "create" || q.GetDone() != 1 || q.GetFailed() != 1 || q.GetOldestDue() != 5 {

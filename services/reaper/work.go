@@ -23,23 +23,10 @@ func (s *Service) orphan(ctx context.Context, m catalog.Marker) error {
 	return err
 }
 
-// deleteStream finishes a delete that was begun. It names the stream by id, so
-// a name that was created again meanwhile is not touched.
-func (s *Service) deleteStream(ctx context.Context, m catalog.Marker) error {
-	if _, err := stream.ParseID(m.Due.GetStreamId()); err != nil {
-		return err
-	}
-	return s.delete(ctx, m.Due.GetBucket(), m.Due.GetName(), m.Due.GetStreamId(), uint32(m.Due.GetNumber()))
-}
-
-// delete leaves it to the leader whether the stream is deleted already: it frees
-// the name either way. Armed: this worker's marker is enough. If each try armed
-// one more, markers would double for as long as tries fail.
-func (s *Service) delete(ctx context.Context, bucket, name, id string, shard uint32) error {
-	return s.router.DoIdempotent(ctx, stream.Shard(shard), func(conn grpc.ClientConnInterface) error {
-		_, err := sequencerpb.NewSequencerServiceClient(conn).DeleteStream(ctx, &sequencerpb.DeleteStreamRequest{
-			Stream: &sequencerpb.StreamKey{StreamId: id, Shard: shard}, Bucket: bucket, Name: name, Armed: true,
-		})
+// delete asks a stream's leader for its delete, which is idempotent.
+func (s *Service) delete(ctx context.Context, req *sequencerpb.DeleteStreamRequest) error {
+	return s.router.DoIdempotent(ctx, stream.Shard(req.GetStream().GetShard()), func(conn grpc.ClientConnInterface) error {
+		_, err := sequencerpb.NewSequencerServiceClient(conn).DeleteStream(ctx, req)
 		return err
 	})
 }
@@ -103,7 +90,11 @@ func (s *Service) deleteAll(ctx context.Context, bucket string, streams []*index
 	workers.SetLimit(deletes)
 	for _, st := range streams {
 		workers.Go(func() error {
-			err := s.delete(ctx, bucket, st.GetName(), st.GetStreamId(), st.GetShard())
+			// Not armed: the bucket's marker does not lead to what the stream leaves. The
+			// leader's does, and one more for every try that fails does no harm.
+			err := s.delete(ctx, &sequencerpb.DeleteStreamRequest{
+				Stream: &sequencerpb.StreamKey{StreamId: st.GetStreamId(), Shard: st.GetShard()}, Bucket: bucket, Name: st.GetName(),
+			})
 			if err == nil {
 				deleted.Add(1)
 			}
@@ -161,17 +152,4 @@ func (s *Service) passed(ctx context.Context, chain string, slot uint64) (bool, 
 		return true, nil
 	}
 	return c.GetAbsorbedTo() > slot, err
-}
-
-// lookAfterChain keeps the marker of a chain until the chain retires; sealing
-// and retiring chains that nobody is bound to comes with settling.
-func (s *Service) lookAfterChain(ctx context.Context, m catalog.Marker) error {
-	r, _, err := s.index.GetChain(ctx, m.Due.GetChainId())
-	if catalog.IsNotFound(err) || err == nil && r.GetState() == indexpb.ChainState_CHAIN_STATE_RETIRED {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return later{lookAgain, "the chain is not retired"}
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"github.com/nova-stream/nova/libs/discovery"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/cache/v1"
@@ -56,7 +57,7 @@ func newWorld(t *testing.T, cfg Config) (*world, *Service) {
 		now: time.UnixMilli(10_000_000), due: map[string]*indexpb.VersionedDue{}, streams: map[string]*indexpb.StreamDescriptor{},
 		rows: map[uint64]*indexpb.Directory{}, objects: map[string]bool{}, failures: map[string]error{},
 	}
-	s, err := New(cfg, Deps{Index: w, Cache: w, Router: w, Now: w.clock})
+	s, err := New(cfg, Deps{Index: w, Cache: w, Router: w, Registry: w, Conns: w, Now: w.clock})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,6 +240,27 @@ func (w *world) DeleteObjects(_ context.Context, req *cachepb.DeleteObjectsReque
 	return &cachepb.DeleteObjectsResponse{}, nil
 }
 
+// GetHead implements indexpb.IndexServiceClient: streams have none here.
+func (w *world) GetHead(_ context.Context, req *indexpb.GetHeadRequest, _ ...grpc.CallOption) (*indexpb.GetHeadResponse, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.streams[req.GetStreamId()] == nil {
+		return nil, reason.New(codes.NotFound, reason.RowNotFound, "none")
+	}
+	return &indexpb.GetHeadResponse{Head: &indexpb.Head{StreamId: req.GetStreamId(), State: indexpb.HeadState_HEAD_STATE_ACTIVE}}, nil
+}
+
+func (w *world) FreeName(_ context.Context, req *indexpb.FreeNameRequest, _ ...grpc.CallOption) (*indexpb.FreeNameResponse, error) {
+	w.freed = append(w.freed, req.GetStream()+" "+req.GetStreamId())
+	return &indexpb.FreeNameResponse{}, nil
+}
+
+// Nodes implements Registry: there is no chain-writer.
+func (w *world) Nodes(context.Context, discovery.Service) ([]discovery.Node, error) { return nil, nil }
+
+// Address implements Connections.
+func (w *world) Address(string) (grpc.ClientConnInterface, error) { return nil, errDown }
+
 // DoIdempotent implements Router: each shard has a leader.
 func (w *world) DoIdempotent(_ context.Context, shard stream.Shard, f func(grpc.ClientConnInterface) error) error {
 	return f(leader{w, shard})
@@ -258,8 +280,8 @@ func (l leader) Invoke(_ context.Context, _ string, args, _ any, _ ...grpc.CallO
 	defer l.w.mu.Unlock()
 	id := req.GetStream().GetStreamId()
 	d := l.w.streams[id]
-	if !req.GetArmed() {
-		return errors.New("each try arms one more marker")
+	if byBucket := l.w.bucket != nil; req.GetArmed() == byBucket {
+		return errors.New("a delete has a marker of its own, and each try of it arms no more")
 	}
 	if d == nil {
 		// It is deleted already: what may be left is its name.

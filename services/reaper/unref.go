@@ -1,0 +1,280 @@
+package reaper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nova-stream/nova/libs/catalog"
+	"github.com/nova-stream/nova/libs/history"
+	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+)
+
+// queueUnref holds markers of refs and pages that a head no longer names: stream_id,
+// refs, pages. They are armed before the change of the head, which may not have
+// happened.
+const queueUnref = "unref"
+
+// atOnce is how many heads or rows are changed at once for one marker.
+const atOnce = 8
+
+// unref drops what a head no longer names:
+//
+//  1. bump the head by compare-and-set: whoever is about to change what it read
+//     before fails, and arms again. Only then look what the head names. A crash
+//     leaves a head that has another version.
+//  2. per object clear the bits of the dead runs, by one compare-and-set. When the
+//     last bit goes, the same change makes the row CONDEMNED; before it a marker of
+//     queue "settled" is armed, which deletes the object once more and removes the
+//     row. A crash leaves some bits cleared: the next try finds them so.
+//  3. delete the objects that have no live run. A crash leaves CONDEMNED rows
+//     without a bit: the next try deletes their objects again.
+//  4. pages, deepest first: what is below a page, then the page itself as an object
+//     with one run. A page whose object is gone has nothing below it any more.
+func (s *Service) unref(ctx context.Context, m catalog.Marker) error {
+	id, err := stream.ParseID(m.Due.GetStreamId())
+	if err != nil {
+		return err
+	}
+	h, _, err := s.index.BumpHead(ctx, id)
+	if err != nil && !catalog.IsNotFound(err) {
+		return err
+	}
+	if catalog.IsNotFound(err) {
+		h = &indexpb.Head{StreamId: id.String()} // proven: nothing is named any more
+	}
+	// What is named and trimmed: who moved the trim without dropping it comes again.
+	waits := false
+	named := func(is bool, next uint64) bool {
+		waits = waits || is && next <= h.GetTrim() && h.GetState() != indexpb.HeadState_HEAD_STATE_DELETED
+		return is
+	}
+	var dead dropped
+	for _, r := range m.Due.GetRefs() {
+		is, err := history.Names(ctx, s.load(id), h, r)
+		if err != nil {
+			return tornDown(err)
+		}
+		if !named(is, r.GetNextSeq()) {
+			dead.refs = append(dead.refs, r)
+		}
+	}
+	for _, p := range m.Due.GetPages() {
+		is, err := history.NamesPage(ctx, s.load(id), h, p)
+		if err != nil {
+			return tornDown(err)
+		}
+		if !named(is, p.GetNextSeq()) {
+			dead.pages = append(dead.pages, p)
+		}
+	}
+	if err := s.drop(ctx, queueUnref, id, dead); err != nil {
+		return err
+	}
+	if waits && s.now().Sub(m.Armed()) < s.cfg.LateAfter {
+		return later{lookAgain, "the head still names what is trimmed"}
+	}
+	return nil
+}
+
+// tornDown makes no failure of a page that is gone though a head names it that was
+// just bumped: the stream is being torn down, and soon the head names nothing.
+func tornDown(err error) error {
+	if errors.Is(err, history.ErrGone) {
+		return later{looksApart, err.Error()}
+	}
+	return err
+}
+
+// dropped is what is named no longer.
+type dropped struct {
+	refs  []*indexpb.Ref
+	pages []*indexpb.RefPage
+}
+
+// drop is steps 2 to 4.
+func (s *Service) drop(ctx context.Context, queue string, id stream.ID, d dropped) error {
+	if err := s.dropRefs(ctx, queue, d.refs); err != nil {
+		return err
+	}
+	for _, p := range d.pages {
+		if err := s.dropPage(ctx, queue, id, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropRefs clears the bits of refs and deletes the objects that are dead by it.
+func (s *Service) dropRefs(ctx context.Context, queue string, refs []*indexpb.Ref) error {
+	runs := map[string][]uint32{}
+	for _, r := range refs {
+		runs[r.GetObject()] = append(runs[r.GetObject()], r.GetRun())
+	}
+	var mu sync.Mutex
+	var dead []object
+	workers, wctx := errgroup.WithContext(ctx)
+	workers.SetLimit(atOnce)
+	for key, of := range runs {
+		workers.Go(func() error {
+			if s.nearlyOver(ctx) {
+				return s.more("more refs than fit in a turn")
+			}
+			o, err := s.clear(wctx, key, of)
+			if err != nil {
+				return fmt.Errorf("object %s: %w", key, err)
+			}
+			if o != nil {
+				mu.Lock()
+				dead = append(dead, *o)
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	err := workers.Wait()
+	if rerr := s.remove(ctx, queue, dead); rerr != nil {
+		return rerr
+	}
+	return err
+}
+
+// dropPage drops all that is below a page, and then the page.
+func (s *Service) dropPage(ctx context.Context, queue string, id stream.ID, p *indexpb.RefPage) error {
+	var refs []*indexpb.Ref
+	flush := func() error {
+		if s.nearlyOver(ctx) {
+			return s.more("more pages than fit in a turn")
+		}
+		err := s.dropRefs(ctx, queue, refs)
+		refs = refs[:0]
+		return err
+	}
+	own := func(p *indexpb.RefPage) error {
+		if err := flush(); err != nil {
+			return err
+		}
+		return s.dropRefs(ctx, queue, []*indexpb.Ref{{Object: p.GetObject()}})
+	}
+	err := history.WalkPage(ctx, s.load(id), p, func(r *indexpb.Ref) error {
+		refs = append(refs, r)
+		if len(refs) < page {
+			return nil
+		}
+		return flush()
+	}, own)
+	if err != nil {
+		return err
+	}
+	return own(p)
+}
+
+// clear clears bits of an object's row, and returns the object if no run of it is
+// live: then it is CONDEMNED, and to be deleted.
+func (s *Service) clear(ctx context.Context, key string, runs []uint32) (*object, error) {
+	for armed := false; ; {
+		row, version, err := s.index.GetSettled(ctx, key)
+		if catalog.IsNotFound(err) {
+			gone, err := s.proveGone(ctx, key)
+			if err != nil || gone {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		next := proto.CloneOf(row)
+		for _, r := range runs {
+			clearBit(next.GetLive(), r)
+		}
+		dead := !anyBit(next.GetLive())
+		if dead && next.GetState() == indexpb.SettledState_SETTLED_STATE_ADOPTED {
+			next.State = indexpb.SettledState_SETTLED_STATE_CONDEMNED
+		}
+		condemned := next.GetState() == indexpb.SettledState_SETTLED_STATE_CONDEMNED
+		if !proto.Equal(row, next) {
+			// An object that is ADOPTING is judged by then too, in case that its maker
+			// saw it ADOPTED before this.
+			if dead && !armed {
+				if err := s.armLate(ctx, key); err != nil {
+					return nil, err
+				}
+				armed = true
+			}
+			if _, err := s.index.PutSettled(ctx, next, version); catalog.IsConflict(err) && ctx.Err() == nil {
+				continue
+			} else if err != nil {
+				return nil, err
+			}
+		}
+		if dead && condemned {
+			return &object{key, next.GetSize()}, nil
+		}
+		return nil, nil
+	}
+}
+
+// armLate leads to the second deletion of an object.
+func (s *Service) armLate(ctx context.Context, key string) error {
+	now := s.now()
+	_, err := s.index.ArmDue(ctx, &indexpb.Due{Queue: queueSettled, Object: key, At: now.Add(s.cfg.LateAfter).UnixMilli(), Since: now.UnixMilli()})
+	return err
+}
+
+// proveGone reports whether an object has no row, by a change. A marker leads to
+// what this leaves if it dies.
+func (s *Service) proveGone(ctx context.Context, key string) (bool, error) {
+	due, err := s.index.ArmDue(ctx, &indexpb.Due{Queue: queueSettled, Object: key, At: s.now().Add(lookAgain).UnixMilli()})
+	if err != nil {
+		return false, err
+	}
+	version, gone, err := s.place(ctx, key)
+	if err != nil {
+		return false, err
+	}
+	if gone {
+		if err := s.index.DeleteSettled(ctx, key, version); err != nil {
+			return false, err
+		}
+	}
+	return gone, s.index.DropDue(ctx, due)
+}
+
+// place puts a CONDEMNED row, without a live run, where there seems to be none: so
+// a maker that is slow fails to put its own. false: there is a row.
+func (s *Service) place(ctx context.Context, key string) (version int64, placed bool, err error) {
+	r := &indexpb.SettledObject{Object: key, State: indexpb.SettledState_SETTLED_STATE_ADOPTING, Runs: 1, Live: []byte{1}, CreatedAt: s.now().UnixMilli()}
+	if version, err = s.index.PutSettled(ctx, r, catalog.Absent); catalog.IsConflict(err) {
+		return 0, false, nil
+	} else if err != nil {
+		return 0, false, err
+	}
+	r.State, r.Live = indexpb.SettledState_SETTLED_STATE_CONDEMNED, []byte{0}
+	if version, err = s.index.PutSettled(ctx, r, version); catalog.IsConflict(err) {
+		return 0, false, reason.New(codes.Aborted, reason.VersionConflict, "another works on "+key)
+	}
+	return version, err == nil, err
+}
+
+func hasBit(live []byte, run uint32) bool {
+	return int(run/8) < len(live) && live[run/8]&(1<<(run%8)) != 0
+}
+
+// clearBit clears a run's bit; a row that was placed for one that is gone has none
+// of it.
+func clearBit(live []byte, run uint32) {
+	if int(run/8) < len(live) {
+		live[run/8] &^= 1 << (run % 8)
+	}
+}
+
+func anyBit(live []byte) bool { return slices.ContainsFunc(live, func(b byte) bool { return b != 0 }) }
