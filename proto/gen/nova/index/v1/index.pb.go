@@ -3839,6 +3839,115 @@ func (*DeleteDueResponse) Descriptor() ([]byte, []int) {
 	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{75}
 }
 
+type GetExportStateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetExportStateRequest) Reset() {
+	*x = GetExportStateRequest{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetExportStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetExportStateRequest) ProtoMessage() {}
+
+func (x *GetExportStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetExportStateRequest.ProtoReflect.Descriptor instead.
+func (*GetExportStateRequest) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{76}
+}
+
+type GetExportStateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many exports have begun. It is no old read: an export with a higher number
+	// begins after this call began.
+	Begun uint64 `protobuf:"varint,1,opt,name=begun,proto3" json:"begun,omitempty"`
+	// The number of the newest complete export. May be an old read, which is lower.
+	Completed uint64 `protobuf:"varint,2,opt,name=completed,proto3" json:"completed,omitempty"`
+	// Exports are made. If not, nothing needs to wait for one.
+	Enabled bool `protobuf:"varint,3,opt,name=enabled,proto3" json:"enabled,omitempty"`
+	// Milliseconds from one to the next.
+	IntervalMs    int64 `protobuf:"varint,4,opt,name=interval_ms,json=intervalMs,proto3" json:"interval_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetExportStateResponse) Reset() {
+	*x = GetExportStateResponse{}
+	mi := &file_nova_index_v1_index_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetExportStateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetExportStateResponse) ProtoMessage() {}
+
+func (x *GetExportStateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_index_v1_index_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetExportStateResponse.ProtoReflect.Descriptor instead.
+func (*GetExportStateResponse) Descriptor() ([]byte, []int) {
+	return file_nova_index_v1_index_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *GetExportStateResponse) GetBegun() uint64 {
+	if x != nil {
+		return x.Begun
+	}
+	return 0
+}
+
+func (x *GetExportStateResponse) GetCompleted() uint64 {
+	if x != nil {
+		return x.Completed
+	}
+	return 0
+}
+
+func (x *GetExportStateResponse) GetEnabled() bool {
+	if x != nil {
+		return x.Enabled
+	}
+	return false
+}
+
+func (x *GetExportStateResponse) GetIntervalMs() int64 {
+	if x != nil {
+		return x.IntervalMs
+	}
+	return 0
+}
+
 var File_nova_index_v1_index_proto protoreflect.FileDescriptor
 
 const file_nova_index_v1_index_proto_rawDesc = "" +
@@ -4057,7 +4166,14 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x02at\x18\x02 \x01(\x03R\x02at\x12\x15\n" +
 	"\x06due_id\x18\x03 \x01(\tR\x05dueId\x12)\n" +
 	"\x10expected_version\x18\x04 \x01(\x03R\x0fexpectedVersion\"\x13\n" +
-	"\x11DeleteDueResponse2\xb5\x18\n" +
+	"\x11DeleteDueResponse\"\x17\n" +
+	"\x15GetExportStateRequest\"\x87\x01\n" +
+	"\x16GetExportStateResponse\x12\x14\n" +
+	"\x05begun\x18\x01 \x01(\x04R\x05begun\x12\x1c\n" +
+	"\tcompleted\x18\x02 \x01(\x04R\tcompleted\x12\x18\n" +
+	"\aenabled\x18\x03 \x01(\bR\aenabled\x12\x1f\n" +
+	"\vinterval_ms\x18\x04 \x01(\x03R\n" +
+	"intervalMs2\x94\x19\n" +
 	"\fIndexService\x12f\n" +
 	"\x11OpenConstellation\x12'.nova.index.v1.OpenConstellationRequest\x1a(.nova.index.v1.OpenConstellationResponse\x12H\n" +
 	"\aGetLife\x12\x1d.nova.index.v1.GetLifeRequest\x1a\x1e.nova.index.v1.GetLifeResponse\x12H\n" +
@@ -4098,7 +4214,8 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\fRemoveOrphan\x12\".nova.index.v1.RemoveOrphanRequest\x1a#.nova.index.v1.RemoveOrphanResponse\x12E\n" +
 	"\x06PutDue\x12\x1c.nova.index.v1.PutDueRequest\x1a\x1d.nova.index.v1.PutDueResponse\x12H\n" +
 	"\aListDue\x12\x1d.nova.index.v1.ListDueRequest\x1a\x1e.nova.index.v1.ListDueResponse\x12N\n" +
-	"\tDeleteDue\x12\x1f.nova.index.v1.DeleteDueRequest\x1a .nova.index.v1.DeleteDueResponseB=Z;github.com/nova-stream/nova/proto/gen/nova/index/v1;indexpbb\x06proto3"
+	"\tDeleteDue\x12\x1f.nova.index.v1.DeleteDueRequest\x1a .nova.index.v1.DeleteDueResponse\x12]\n" +
+	"\x0eGetExportState\x12$.nova.index.v1.GetExportStateRequest\x1a%.nova.index.v1.GetExportStateResponseB=Z;github.com/nova-stream/nova/proto/gen/nova/index/v1;indexpbb\x06proto3"
 
 var (
 	file_nova_index_v1_index_proto_rawDescOnce sync.Once
@@ -4112,7 +4229,7 @@ func file_nova_index_v1_index_proto_rawDescGZIP() []byte {
 	return file_nova_index_v1_index_proto_rawDescData
 }
 
-var file_nova_index_v1_index_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
+var file_nova_index_v1_index_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
 var file_nova_index_v1_index_proto_goTypes = []any{
 	(*OpenConstellationRequest)(nil),    // 0: nova.index.v1.OpenConstellationRequest
 	(*OpenConstellationResponse)(nil),   // 1: nova.index.v1.OpenConstellationResponse
@@ -4190,55 +4307,57 @@ var file_nova_index_v1_index_proto_goTypes = []any{
 	(*ListDueResponse)(nil),             // 73: nova.index.v1.ListDueResponse
 	(*DeleteDueRequest)(nil),            // 74: nova.index.v1.DeleteDueRequest
 	(*DeleteDueResponse)(nil),           // 75: nova.index.v1.DeleteDueResponse
-	(*Constellation)(nil),               // 76: nova.index.v1.Constellation
-	(*Life)(nil),                        // 77: nova.index.v1.Life
-	(*Shard)(nil),                       // 78: nova.index.v1.Shard
-	(*Chain)(nil),                       // 79: nova.index.v1.Chain
-	(*Directory)(nil),                   // 80: nova.index.v1.Directory
-	(*Head)(nil),                        // 81: nova.index.v1.Head
-	(*SettledObject)(nil),               // 82: nova.index.v1.SettledObject
-	(*StreamDescriptor)(nil),            // 83: nova.index.v1.StreamDescriptor
-	(*v1.BucketConfig)(nil),             // 84: nova.v1.BucketConfig
-	(*BucketRecord)(nil),                // 85: nova.index.v1.BucketRecord
-	(*v1.StreamConfig)(nil),             // 86: nova.v1.StreamConfig
-	(*Due)(nil),                         // 87: nova.index.v1.Due
+	(*GetExportStateRequest)(nil),       // 76: nova.index.v1.GetExportStateRequest
+	(*GetExportStateResponse)(nil),      // 77: nova.index.v1.GetExportStateResponse
+	(*Constellation)(nil),               // 78: nova.index.v1.Constellation
+	(*Life)(nil),                        // 79: nova.index.v1.Life
+	(*Shard)(nil),                       // 80: nova.index.v1.Shard
+	(*Chain)(nil),                       // 81: nova.index.v1.Chain
+	(*Directory)(nil),                   // 82: nova.index.v1.Directory
+	(*Head)(nil),                        // 83: nova.index.v1.Head
+	(*SettledObject)(nil),               // 84: nova.index.v1.SettledObject
+	(*StreamDescriptor)(nil),            // 85: nova.index.v1.StreamDescriptor
+	(*v1.BucketConfig)(nil),             // 86: nova.v1.BucketConfig
+	(*BucketRecord)(nil),                // 87: nova.index.v1.BucketRecord
+	(*v1.StreamConfig)(nil),             // 88: nova.v1.StreamConfig
+	(*Due)(nil),                         // 89: nova.index.v1.Due
 }
 var file_nova_index_v1_index_proto_depIdxs = []int32{
-	76, // 0: nova.index.v1.OpenConstellationResponse.constellation:type_name -> nova.index.v1.Constellation
-	77, // 1: nova.index.v1.GetLifeResponse.life:type_name -> nova.index.v1.Life
-	77, // 2: nova.index.v1.PutLifeRequest.life:type_name -> nova.index.v1.Life
-	77, // 3: nova.index.v1.VersionedLife.life:type_name -> nova.index.v1.Life
+	78, // 0: nova.index.v1.OpenConstellationResponse.constellation:type_name -> nova.index.v1.Constellation
+	79, // 1: nova.index.v1.GetLifeResponse.life:type_name -> nova.index.v1.Life
+	79, // 2: nova.index.v1.PutLifeRequest.life:type_name -> nova.index.v1.Life
+	79, // 3: nova.index.v1.VersionedLife.life:type_name -> nova.index.v1.Life
 	7,  // 4: nova.index.v1.ListLivesResponse.lives:type_name -> nova.index.v1.VersionedLife
-	78, // 5: nova.index.v1.GetShardResponse.shard:type_name -> nova.index.v1.Shard
-	78, // 6: nova.index.v1.PutShardRequest.shard:type_name -> nova.index.v1.Shard
-	78, // 7: nova.index.v1.VersionedShard.shard:type_name -> nova.index.v1.Shard
+	80, // 5: nova.index.v1.GetShardResponse.shard:type_name -> nova.index.v1.Shard
+	80, // 6: nova.index.v1.PutShardRequest.shard:type_name -> nova.index.v1.Shard
+	80, // 7: nova.index.v1.VersionedShard.shard:type_name -> nova.index.v1.Shard
 	16, // 8: nova.index.v1.ListShardsResponse.shards:type_name -> nova.index.v1.VersionedShard
-	79, // 9: nova.index.v1.GetChainResponse.chain:type_name -> nova.index.v1.Chain
-	79, // 10: nova.index.v1.PutChainRequest.chain:type_name -> nova.index.v1.Chain
-	79, // 11: nova.index.v1.VersionedChain.chain:type_name -> nova.index.v1.Chain
+	81, // 9: nova.index.v1.GetChainResponse.chain:type_name -> nova.index.v1.Chain
+	81, // 10: nova.index.v1.PutChainRequest.chain:type_name -> nova.index.v1.Chain
+	81, // 11: nova.index.v1.VersionedChain.chain:type_name -> nova.index.v1.Chain
 	23, // 12: nova.index.v1.ListChainsResponse.chains:type_name -> nova.index.v1.VersionedChain
-	80, // 13: nova.index.v1.PutDirectoryRequest.directory:type_name -> nova.index.v1.Directory
-	80, // 14: nova.index.v1.ListDirectoriesResponse.directories:type_name -> nova.index.v1.Directory
-	81, // 15: nova.index.v1.GetHeadResponse.head:type_name -> nova.index.v1.Head
-	81, // 16: nova.index.v1.PutHeadRequest.head:type_name -> nova.index.v1.Head
-	82, // 17: nova.index.v1.GetSettledObjectResponse.object:type_name -> nova.index.v1.SettledObject
-	82, // 18: nova.index.v1.PutSettledObjectRequest.object:type_name -> nova.index.v1.SettledObject
-	83, // 19: nova.index.v1.GetDescriptorResponse.stream:type_name -> nova.index.v1.StreamDescriptor
-	84, // 20: nova.index.v1.CreateBucketRequest.config:type_name -> nova.v1.BucketConfig
-	85, // 21: nova.index.v1.CreateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	85, // 22: nova.index.v1.GetBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	85, // 23: nova.index.v1.ListBucketsResponse.buckets:type_name -> nova.index.v1.BucketRecord
-	84, // 24: nova.index.v1.UpdateBucketRequest.config:type_name -> nova.v1.BucketConfig
-	85, // 25: nova.index.v1.UpdateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	85, // 26: nova.index.v1.BeginDeleteBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
-	86, // 27: nova.index.v1.CreateStreamRequest.config:type_name -> nova.v1.StreamConfig
-	83, // 28: nova.index.v1.CreateStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
-	83, // 29: nova.index.v1.ResolveStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
-	83, // 30: nova.index.v1.ListStreamsResponse.streams:type_name -> nova.index.v1.StreamDescriptor
-	86, // 31: nova.index.v1.UpdateStreamRequest.config:type_name -> nova.v1.StreamConfig
-	83, // 32: nova.index.v1.UpdateStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
-	87, // 33: nova.index.v1.PutDueRequest.due:type_name -> nova.index.v1.Due
-	87, // 34: nova.index.v1.VersionedDue.due:type_name -> nova.index.v1.Due
+	82, // 13: nova.index.v1.PutDirectoryRequest.directory:type_name -> nova.index.v1.Directory
+	82, // 14: nova.index.v1.ListDirectoriesResponse.directories:type_name -> nova.index.v1.Directory
+	83, // 15: nova.index.v1.GetHeadResponse.head:type_name -> nova.index.v1.Head
+	83, // 16: nova.index.v1.PutHeadRequest.head:type_name -> nova.index.v1.Head
+	84, // 17: nova.index.v1.GetSettledObjectResponse.object:type_name -> nova.index.v1.SettledObject
+	84, // 18: nova.index.v1.PutSettledObjectRequest.object:type_name -> nova.index.v1.SettledObject
+	85, // 19: nova.index.v1.GetDescriptorResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	86, // 20: nova.index.v1.CreateBucketRequest.config:type_name -> nova.v1.BucketConfig
+	87, // 21: nova.index.v1.CreateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	87, // 22: nova.index.v1.GetBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	87, // 23: nova.index.v1.ListBucketsResponse.buckets:type_name -> nova.index.v1.BucketRecord
+	86, // 24: nova.index.v1.UpdateBucketRequest.config:type_name -> nova.v1.BucketConfig
+	87, // 25: nova.index.v1.UpdateBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	87, // 26: nova.index.v1.BeginDeleteBucketResponse.bucket:type_name -> nova.index.v1.BucketRecord
+	88, // 27: nova.index.v1.CreateStreamRequest.config:type_name -> nova.v1.StreamConfig
+	85, // 28: nova.index.v1.CreateStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	85, // 29: nova.index.v1.ResolveStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	85, // 30: nova.index.v1.ListStreamsResponse.streams:type_name -> nova.index.v1.StreamDescriptor
+	88, // 31: nova.index.v1.UpdateStreamRequest.config:type_name -> nova.v1.StreamConfig
+	85, // 32: nova.index.v1.UpdateStreamResponse.stream:type_name -> nova.index.v1.StreamDescriptor
+	89, // 33: nova.index.v1.PutDueRequest.due:type_name -> nova.index.v1.Due
+	89, // 34: nova.index.v1.VersionedDue.due:type_name -> nova.index.v1.Due
 	72, // 35: nova.index.v1.ListDueResponse.due:type_name -> nova.index.v1.VersionedDue
 	0,  // 36: nova.index.v1.IndexService.OpenConstellation:input_type -> nova.index.v1.OpenConstellationRequest
 	2,  // 37: nova.index.v1.IndexService.GetLife:input_type -> nova.index.v1.GetLifeRequest
@@ -4276,44 +4395,46 @@ var file_nova_index_v1_index_proto_depIdxs = []int32{
 	69, // 69: nova.index.v1.IndexService.PutDue:input_type -> nova.index.v1.PutDueRequest
 	71, // 70: nova.index.v1.IndexService.ListDue:input_type -> nova.index.v1.ListDueRequest
 	74, // 71: nova.index.v1.IndexService.DeleteDue:input_type -> nova.index.v1.DeleteDueRequest
-	1,  // 72: nova.index.v1.IndexService.OpenConstellation:output_type -> nova.index.v1.OpenConstellationResponse
-	3,  // 73: nova.index.v1.IndexService.GetLife:output_type -> nova.index.v1.GetLifeResponse
-	5,  // 74: nova.index.v1.IndexService.PutLife:output_type -> nova.index.v1.PutLifeResponse
-	8,  // 75: nova.index.v1.IndexService.ListLives:output_type -> nova.index.v1.ListLivesResponse
-	10, // 76: nova.index.v1.IndexService.DeleteLife:output_type -> nova.index.v1.DeleteLifeResponse
-	12, // 77: nova.index.v1.IndexService.GetShard:output_type -> nova.index.v1.GetShardResponse
-	14, // 78: nova.index.v1.IndexService.PutShard:output_type -> nova.index.v1.PutShardResponse
-	17, // 79: nova.index.v1.IndexService.ListShards:output_type -> nova.index.v1.ListShardsResponse
-	19, // 80: nova.index.v1.IndexService.GetChain:output_type -> nova.index.v1.GetChainResponse
-	21, // 81: nova.index.v1.IndexService.PutChain:output_type -> nova.index.v1.PutChainResponse
-	24, // 82: nova.index.v1.IndexService.ListChains:output_type -> nova.index.v1.ListChainsResponse
-	26, // 83: nova.index.v1.IndexService.PutDirectory:output_type -> nova.index.v1.PutDirectoryResponse
-	28, // 84: nova.index.v1.IndexService.ListDirectories:output_type -> nova.index.v1.ListDirectoriesResponse
-	30, // 85: nova.index.v1.IndexService.DeleteDirectory:output_type -> nova.index.v1.DeleteDirectoryResponse
-	32, // 86: nova.index.v1.IndexService.GetHead:output_type -> nova.index.v1.GetHeadResponse
-	34, // 87: nova.index.v1.IndexService.PutHead:output_type -> nova.index.v1.PutHeadResponse
-	36, // 88: nova.index.v1.IndexService.DeleteHead:output_type -> nova.index.v1.DeleteHeadResponse
-	38, // 89: nova.index.v1.IndexService.GetSettledObject:output_type -> nova.index.v1.GetSettledObjectResponse
-	40, // 90: nova.index.v1.IndexService.PutSettledObject:output_type -> nova.index.v1.PutSettledObjectResponse
-	42, // 91: nova.index.v1.IndexService.DeleteSettledObject:output_type -> nova.index.v1.DeleteSettledObjectResponse
-	44, // 92: nova.index.v1.IndexService.GetDescriptor:output_type -> nova.index.v1.GetDescriptorResponse
-	46, // 93: nova.index.v1.IndexService.CreateBucket:output_type -> nova.index.v1.CreateBucketResponse
-	48, // 94: nova.index.v1.IndexService.GetBucket:output_type -> nova.index.v1.GetBucketResponse
-	50, // 95: nova.index.v1.IndexService.ListBuckets:output_type -> nova.index.v1.ListBucketsResponse
-	52, // 96: nova.index.v1.IndexService.UpdateBucket:output_type -> nova.index.v1.UpdateBucketResponse
-	54, // 97: nova.index.v1.IndexService.BeginDeleteBucket:output_type -> nova.index.v1.BeginDeleteBucketResponse
-	56, // 98: nova.index.v1.IndexService.FinishDeleteBucket:output_type -> nova.index.v1.FinishDeleteBucketResponse
-	58, // 99: nova.index.v1.IndexService.CreateStream:output_type -> nova.index.v1.CreateStreamResponse
-	60, // 100: nova.index.v1.IndexService.ResolveStream:output_type -> nova.index.v1.ResolveStreamResponse
-	62, // 101: nova.index.v1.IndexService.ListStreams:output_type -> nova.index.v1.ListStreamsResponse
-	64, // 102: nova.index.v1.IndexService.UpdateStream:output_type -> nova.index.v1.UpdateStreamResponse
-	66, // 103: nova.index.v1.IndexService.FreeName:output_type -> nova.index.v1.FreeNameResponse
-	68, // 104: nova.index.v1.IndexService.RemoveOrphan:output_type -> nova.index.v1.RemoveOrphanResponse
-	70, // 105: nova.index.v1.IndexService.PutDue:output_type -> nova.index.v1.PutDueResponse
-	73, // 106: nova.index.v1.IndexService.ListDue:output_type -> nova.index.v1.ListDueResponse
-	75, // 107: nova.index.v1.IndexService.DeleteDue:output_type -> nova.index.v1.DeleteDueResponse
-	72, // [72:108] is the sub-list for method output_type
-	36, // [36:72] is the sub-list for method input_type
+	76, // 72: nova.index.v1.IndexService.GetExportState:input_type -> nova.index.v1.GetExportStateRequest
+	1,  // 73: nova.index.v1.IndexService.OpenConstellation:output_type -> nova.index.v1.OpenConstellationResponse
+	3,  // 74: nova.index.v1.IndexService.GetLife:output_type -> nova.index.v1.GetLifeResponse
+	5,  // 75: nova.index.v1.IndexService.PutLife:output_type -> nova.index.v1.PutLifeResponse
+	8,  // 76: nova.index.v1.IndexService.ListLives:output_type -> nova.index.v1.ListLivesResponse
+	10, // 77: nova.index.v1.IndexService.DeleteLife:output_type -> nova.index.v1.DeleteLifeResponse
+	12, // 78: nova.index.v1.IndexService.GetShard:output_type -> nova.index.v1.GetShardResponse
+	14, // 79: nova.index.v1.IndexService.PutShard:output_type -> nova.index.v1.PutShardResponse
+	17, // 80: nova.index.v1.IndexService.ListShards:output_type -> nova.index.v1.ListShardsResponse
+	19, // 81: nova.index.v1.IndexService.GetChain:output_type -> nova.index.v1.GetChainResponse
+	21, // 82: nova.index.v1.IndexService.PutChain:output_type -> nova.index.v1.PutChainResponse
+	24, // 83: nova.index.v1.IndexService.ListChains:output_type -> nova.index.v1.ListChainsResponse
+	26, // 84: nova.index.v1.IndexService.PutDirectory:output_type -> nova.index.v1.PutDirectoryResponse
+	28, // 85: nova.index.v1.IndexService.ListDirectories:output_type -> nova.index.v1.ListDirectoriesResponse
+	30, // 86: nova.index.v1.IndexService.DeleteDirectory:output_type -> nova.index.v1.DeleteDirectoryResponse
+	32, // 87: nova.index.v1.IndexService.GetHead:output_type -> nova.index.v1.GetHeadResponse
+	34, // 88: nova.index.v1.IndexService.PutHead:output_type -> nova.index.v1.PutHeadResponse
+	36, // 89: nova.index.v1.IndexService.DeleteHead:output_type -> nova.index.v1.DeleteHeadResponse
+	38, // 90: nova.index.v1.IndexService.GetSettledObject:output_type -> nova.index.v1.GetSettledObjectResponse
+	40, // 91: nova.index.v1.IndexService.PutSettledObject:output_type -> nova.index.v1.PutSettledObjectResponse
+	42, // 92: nova.index.v1.IndexService.DeleteSettledObject:output_type -> nova.index.v1.DeleteSettledObjectResponse
+	44, // 93: nova.index.v1.IndexService.GetDescriptor:output_type -> nova.index.v1.GetDescriptorResponse
+	46, // 94: nova.index.v1.IndexService.CreateBucket:output_type -> nova.index.v1.CreateBucketResponse
+	48, // 95: nova.index.v1.IndexService.GetBucket:output_type -> nova.index.v1.GetBucketResponse
+	50, // 96: nova.index.v1.IndexService.ListBuckets:output_type -> nova.index.v1.ListBucketsResponse
+	52, // 97: nova.index.v1.IndexService.UpdateBucket:output_type -> nova.index.v1.UpdateBucketResponse
+	54, // 98: nova.index.v1.IndexService.BeginDeleteBucket:output_type -> nova.index.v1.BeginDeleteBucketResponse
+	56, // 99: nova.index.v1.IndexService.FinishDeleteBucket:output_type -> nova.index.v1.FinishDeleteBucketResponse
+	58, // 100: nova.index.v1.IndexService.CreateStream:output_type -> nova.index.v1.CreateStreamResponse
+	60, // 101: nova.index.v1.IndexService.ResolveStream:output_type -> nova.index.v1.ResolveStreamResponse
+	62, // 102: nova.index.v1.IndexService.ListStreams:output_type -> nova.index.v1.ListStreamsResponse
+	64, // 103: nova.index.v1.IndexService.UpdateStream:output_type -> nova.index.v1.UpdateStreamResponse
+	66, // 104: nova.index.v1.IndexService.FreeName:output_type -> nova.index.v1.FreeNameResponse
+	68, // 105: nova.index.v1.IndexService.RemoveOrphan:output_type -> nova.index.v1.RemoveOrphanResponse
+	70, // 106: nova.index.v1.IndexService.PutDue:output_type -> nova.index.v1.PutDueResponse
+	73, // 107: nova.index.v1.IndexService.ListDue:output_type -> nova.index.v1.ListDueResponse
+	75, // 108: nova.index.v1.IndexService.DeleteDue:output_type -> nova.index.v1.DeleteDueResponse
+	77, // 109: nova.index.v1.IndexService.GetExportState:output_type -> nova.index.v1.GetExportStateResponse
+	73, // [73:110] is the sub-list for method output_type
+	36, // [36:73] is the sub-list for method input_type
 	36, // [36:36] is the sub-list for extension type_name
 	36, // [36:36] is the sub-list for extension extendee
 	0,  // [0:36] is the sub-list for field type_name
@@ -4331,7 +4452,7 @@ func file_nova_index_v1_index_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_index_v1_index_proto_rawDesc), len(file_nova_index_v1_index_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   76,
+			NumMessages:   78,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -55,6 +55,7 @@ const (
 	IndexService_PutDue_FullMethodName              = "/nova.index.v1.IndexService/PutDue"
 	IndexService_ListDue_FullMethodName             = "/nova.index.v1.IndexService/ListDue"
 	IndexService_DeleteDue_FullMethodName           = "/nova.index.v1.IndexService/DeleteDue"
+	IndexService_GetExportState_FullMethodName      = "/nova.index.v1.IndexService/GetExportState"
 )
 
 // IndexServiceClient is the client API for IndexService service.
@@ -116,6 +117,9 @@ type IndexServiceClient interface {
 	PutDue(ctx context.Context, in *PutDueRequest, opts ...grpc.CallOption) (*PutDueResponse, error)
 	ListDue(ctx context.Context, in *ListDueRequest, opts ...grpc.CallOption) (*ListDueResponse, error)
 	DeleteDue(ctx context.Context, in *DeleteDueRequest, opts ...grpc.CallOption) (*DeleteDueResponse, error)
+	// How far the regular exports of the metadata are. What no complete export needs
+	// any more is what was dead before the newest complete one began.
+	GetExportState(ctx context.Context, in *GetExportStateRequest, opts ...grpc.CallOption) (*GetExportStateResponse, error)
 }
 
 type indexServiceClient struct {
@@ -486,6 +490,16 @@ func (c *indexServiceClient) DeleteDue(ctx context.Context, in *DeleteDueRequest
 	return out, nil
 }
 
+func (c *indexServiceClient) GetExportState(ctx context.Context, in *GetExportStateRequest, opts ...grpc.CallOption) (*GetExportStateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetExportStateResponse)
+	err := c.cc.Invoke(ctx, IndexService_GetExportState_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // IndexServiceServer is the server API for IndexService service.
 // All implementations must embed UnimplementedIndexServiceServer
 // for forward compatibility.
@@ -545,6 +559,9 @@ type IndexServiceServer interface {
 	PutDue(context.Context, *PutDueRequest) (*PutDueResponse, error)
 	ListDue(context.Context, *ListDueRequest) (*ListDueResponse, error)
 	DeleteDue(context.Context, *DeleteDueRequest) (*DeleteDueResponse, error)
+	// How far the regular exports of the metadata are. What no complete export needs
+	// any more is what was dead before the newest complete one began.
+	GetExportState(context.Context, *GetExportStateRequest) (*GetExportStateResponse, error)
 	mustEmbedUnimplementedIndexServiceServer()
 }
 
@@ -662,6 +679,9 @@ func (UnimplementedIndexServiceServer) ListDue(context.Context, *ListDueRequest)
 }
 func (UnimplementedIndexServiceServer) DeleteDue(context.Context, *DeleteDueRequest) (*DeleteDueResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteDue not implemented")
+}
+func (UnimplementedIndexServiceServer) GetExportState(context.Context, *GetExportStateRequest) (*GetExportStateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetExportState not implemented")
 }
 func (UnimplementedIndexServiceServer) mustEmbedUnimplementedIndexServiceServer() {}
 func (UnimplementedIndexServiceServer) testEmbeddedByValue()                      {}
@@ -1332,6 +1352,24 @@ func _IndexService_DeleteDue_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IndexService_GetExportState_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetExportStateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IndexServiceServer).GetExportState(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IndexService_GetExportState_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IndexServiceServer).GetExportState(ctx, req.(*GetExportStateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // IndexService_ServiceDesc is the grpc.ServiceDesc for IndexService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1482,6 +1520,10 @@ var IndexService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteDue",
 			Handler:    _IndexService_DeleteDue_Handler,
+		},
+		{
+			MethodName: "GetExportState",
+			Handler:    _IndexService_GetExportState_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
