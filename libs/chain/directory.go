@@ -30,14 +30,14 @@ const (
 // finish is steps 3 to 7.
 func (w *window) finish(ctx context.Context) error {
 	b := directory.NewBuilder(w.chain, w.from)
-	progress, err := w.accept(b)
+	progress, size, err := w.accept(b)
 	if err != nil {
 		return err
 	}
 	if err := w.arm(ctx); err != nil {
 		return err
 	}
-	named, err := w.putDirectory(ctx, b)
+	named, err := w.putDirectory(ctx, b, size)
 	if err != nil {
 		return err
 	}
@@ -71,8 +71,9 @@ func (w *window) arm(ctx context.Context) error {
 }
 
 // accept adds the entries that count to the directory: of each shard, those of
-// an epoch that no earlier entry ended, in the order of their numbers.
-func (w *window) accept(b *directory.Builder) ([]*indexpb.ShardProgress, error) {
+// an epoch that no earlier entry ended, in the order of their numbers. It returns
+// how far each shard is then, and how many bytes the entries have in their slots.
+func (w *window) accept(b *directory.Builder) (out []*indexpb.ShardProgress, size uint64, err error) {
 	progress := map[uint32]*indexpb.ShardProgress{}
 	for _, p := range w.record.GetProgress() {
 		progress[p.GetShard()] = &indexpb.ShardProgress{Shard: p.GetShard(), Epoch: p.GetEpoch(), NextEntry: p.GetNextEntry()}
@@ -94,30 +95,30 @@ func (w *window) accept(b *directory.Builder) ([]*indexpb.ShardProgress, error) 
 			}
 			if e.Kind != bundle.KindFence {
 				if uint64(e.EntryNo) != p.GetNextEntry() {
-					return nil, fmt.Errorf("slot %d holds entry %d of shard %d epoch %d, where %d is next: %w",
+					return nil, 0, fmt.Errorf("slot %d holds entry %d of shard %d epoch %d, where %d is next: %w",
 						slot, e.EntryNo, e.Shard, e.Epoch, p.GetNextEntry(), ErrBroken)
 				}
 				p.NextEntry++
 			}
 			b.Add(slot, e)
+			size += uint64(e.Length)
 		}
 	}
-	out := make([]*indexpb.ShardProgress, 0, len(progress))
 	for _, p := range progress {
 		out = append(out, p)
 	}
 	slices.SortFunc(out, func(x, y *indexpb.ShardProgress) int { return int(int64(x.GetShard()) - int64(y.GetShard())) })
-	return out, nil
+	return out, size, nil
 }
 
 // putDirectory is steps 4 and 5. It succeeds when the window has its row, and
 // reports whether the marker has led to its end: the row names the object, or that
 // is certainly gone.
-func (w *window) putDirectory(ctx context.Context, b *directory.Builder) (bool, error) {
+func (w *window) putDirectory(ctx context.Context, b *directory.Builder, entryBytes uint64) (bool, error) {
 	body := b.Finish(w.to)
 	d := &indexpb.Directory{
 		ChainId: w.chain.String(), From: uint64(w.from), To: uint64(w.to), Size: uint64(len(body)),
-		Object: w.marker.Due.GetObject(),
+		Object: w.marker.Due.GetObject(), EntryBytes: entryBytes, AbsorbedAt: w.cfg.Now().UnixMilli(),
 	}
 	for _, n := range b.Shards() {
 		d.Shards = append(d.Shards, uint32(n))

@@ -41,8 +41,15 @@
 // So the age of a flight need not be compared with anything before its commit is
 // released. It would have to be if SEALs were ever deleted.
 //
+// # Old records
+//
 // A sealer that works from a stale record may put a SEAL into a slot that was
 // reclaimed, below absorbed_to. Its compare-and-set fails. If the writer meets
 // this SEAL, repeating a PUT whose reply it lost, it finishes the seal and learns
-// from the recorded cut, which lies above, that its flight is committed.
+// from the recorded cut, which lies above, that its flight is committed. The SEAL
+// is deleted when the chain retires.
+//
+// To who works from a stale record, slots that were reclaimed look lost. Nobody
+// is alarmed, and no work stops, before a change of the record has proven that it
+// is no old read.
 package chain

@@ -41,8 +41,15 @@ func (s *Store) Seal(ctx context.Context, c stream.ChainID, sealer stream.LifeID
 			return stream.Slot(r.GetCut()), nil
 		}
 		cut, err := s.candidate(ctx, c, stream.Slot(r.GetAbsorbedTo()), lanesOf(r), sealer)
-		if err == nil {
-			_, err = s.index.PutChain(ctx, sealed(s, r, cut), version)
+		switch {
+		case err == nil:
+			err = s.record(ctx, r, version, cut)
+		case errors.Is(err, ErrBroken):
+			// A slot that is gone was reclaimed, and the record read is old; or it was
+			// lost. A change of the record tells: it fails if it is old.
+			if _, cerr := s.index.PutChain(ctx, r, version); cerr != nil {
+				err = cerr
+			}
 		}
 		if err == nil {
 			return cut, nil
@@ -56,17 +63,20 @@ func (s *Store) Seal(ctx context.Context, c stream.ChainID, sealer stream.LifeID
 	}
 }
 
-// sealed is the record of a chain that ends at cut.
-func sealed(s *Store, r *indexpb.Chain, cut stream.Slot) *indexpb.Chain {
-	r.State, r.Cut = indexpb.ChainState_CHAIN_STATE_SEALED, uint64(cut)
-	if r.GetAbsorbingTo() > r.GetCut() {
+// record is step 3.
+func (s *Store) record(ctx context.Context, r *indexpb.Chain, version int64, cut stream.Slot) error {
+	claimed := r.GetAbsorbingTo()
+	r.State, r.Cut, r.AbsorbingTo = indexpb.ChainState_CHAIN_STATE_SEALED, uint64(cut), min(claimed, uint64(cut))
+	if _, err := s.index.PutChain(ctx, r, version); err != nil {
+		return err
+	}
+	if claimed > uint64(cut) {
 		// Only committed slots are claimed, so a claim beyond the cut means that
 		// slots were lost. The part below the cut can still be absorbed.
-		s.cfg.Log.Error("slots that were claimed as committed are not there; the claim is clipped at the cut",
-			"chain", r.GetChainId(), "absorbing_to", r.GetAbsorbingTo(), "cut", r.GetCut())
-		r.AbsorbingTo = r.GetCut()
+		s.cfg.Log.ErrorContext(ctx, "slots that were claimed as committed are not there; the claim is clipped at the cut",
+			"chain", r.GetChainId(), "absorbing_to", claimed, "cut", uint64(cut))
 	}
-	return r
+	return nil
 }
 
 // walkAtOnce is how many slots a sealer looks at in parallel.
@@ -122,8 +132,8 @@ func lanesOf(r *indexpb.Chain) stream.Slot {
 	return MaxLanes
 }
 
-// lost returns an error if an empty slot cannot be the end of its chain: a
-// committed flight was there, and is gone. A SEAL in its place would make what
+// lost returns ErrBroken if an empty slot cannot be the end of its chain: a
+// committed flight was there, and is gone, which it may be below absorbed_to. A SEAL in its place would make what
 // lies above nobody's, and its numbers would be given again (I1, I2). filled: a
 // bundle is in the slot by now.
 func (s *Store) lost(ctx context.Context, c stream.ChainID, gap, lanes stream.Slot) (filled bool, err error) {

@@ -58,6 +58,8 @@ const (
 	ChainSealed     Reason = "CHAIN_SEALED" // metadata: cut
 	EpochFenced     Reason = "EPOCH_FENCED" // metadata: epoch
 	EntryGap        Reason = "ENTRY_GAP"    // metadata: expected_entry
+	// DirectoryVanished: what was asked for may be settled by now.
+	DirectoryVanished Reason = "DIRECTORY_VANISHED"
 )
 
 // Metadata keys.

@@ -233,6 +233,8 @@ func chainError(err error) error {
 		return err
 	case errors.Is(err, chain.ErrBroken), errors.Is(err, chain.ErrForeign), errors.Is(err, bundle.ErrCorrupt), errors.Is(err, directory.ErrCorrupt):
 		return reason.New(codes.DataLoss, reason.ChecksumMismatch, err.Error())
+	case errors.Is(err, chain.ErrVanished):
+		return reason.New(codes.Unavailable, reason.DirectoryVanished, err.Error())
 	case errors.Is(err, objectstore.ErrPermanent):
 		return reason.New(codes.FailedPrecondition, reason.StorageDown, err.Error())
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

@@ -105,6 +105,14 @@ func TestLookupAfterAbsorb(t *testing.T) {
 	if no != 1200 {
 		t.Errorf("%d entries, want 1200", no)
 	}
+	// What is not in directories, any more or yet, is told apart from an outage.
+	str, err = n.LookupEntries(t.Context(), &chainwriterpb.LookupEntriesRequest{ChainId: id, StreamIds: [][]byte{testStream[:]}, To: cut + 1, Shard: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := str.Recv(); reason.Code(err) != codes.Unavailable || !reason.Is(err, reason.DirectoryVanished) {
+		t.Errorf("entries that no directory holds: %v", err)
+	}
 	if _, err := n.AbsorbTo(t.Context(), &chainwriterpb.AbsorbToRequest{ChainId: id, To: cut + 1}); reason.Code(err) != codes.Unavailable {
 		t.Errorf("absorb what is not committed: %v", err)
 	}

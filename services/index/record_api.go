@@ -297,7 +297,8 @@ func (s *Service) ListChains(ctx context.Context, req *indexpb.ListChainsRequest
 	return out, err
 }
 
-// PutDirectory writes the row of a directory, once.
+// PutDirectory writes the row of a directory, once: an absorber that comes when
+// the window is settled, and its row may be gone, is as late as one that finds it.
 func (s *Service) PutDirectory(ctx context.Context, req *indexpb.PutDirectoryRequest) (*indexpb.PutDirectoryResponse, error) {
 	d := req.GetDirectory()
 	if _, err := stream.ParseChainID(d.GetChainId()); err != nil {
@@ -306,7 +307,15 @@ func (s *Service) PutDirectory(ctx context.Context, req *indexpb.PutDirectoryReq
 	if d.GetObject() == "" || d.GetTo() <= d.GetFrom() || d.GetAttempt() == "" {
 		return nil, broken("a directory has an object, a range and an attempt id")
 	}
-	_, err := s.put(ctx, directoryKey(d.GetChainId(), d.GetFrom()), d, metastore.Absent)
+	key := directoryKey(d.GetChainId(), d.GetFrom())
+	var c indexpb.Chain
+	if _, err := s.read(ctx, chainKey(d.GetChainId()), &c); err != nil && !reason.Is(err, reason.RowNotFound) {
+		return nil, err
+	}
+	if d.GetTo() <= c.GetSettledTo() {
+		return nil, conflict(key.Path)
+	}
+	_, err := s.put(ctx, key, d, metastore.Absent)
 	return &indexpb.PutDirectoryResponse{}, err
 }
 

@@ -262,6 +262,10 @@ func TestDirectoryIsNeededUntilItsSlotsAreSettled(t *testing.T) {
 			t.Fatalf("directory from %d: %v", from, err)
 		}
 	}
+	// An absorber that is late puts no row again, which nobody would remove (I11).
+	late := &indexpb.Directory{ChainId: id, From: 10, To: 20, Object: "o", Attempt: "late"}
+	_, err := s.PutDirectory(ctx, &indexpb.PutDirectoryRequest{Directory: late})
+	wantReason(t, err, reason.VersionConflict)
 	wantReason(t, remove(20), reason.RuleBroken)
 	left, err := s.ListDirectories(ctx, &indexpb.ListDirectoriesRequest{ChainId: id, Limit: 10})
 	if err != nil || len(left.GetDirectories()) != 1 || left.GetDirectories()[0].GetFrom() != 20 {

@@ -129,6 +129,10 @@ func broken(old, next *indexpb.Chain, existed bool) string {
 		return "settled_to <= absorbed_to <= absorbing_to"
 	case next.GetState() != open && next.GetAbsorbingTo() > next.GetCut():
 		return "nothing above the cut is absorbed"
+	case next.GetReclaimedTo() > next.GetSettledTo() || next.GetReclaimedTo() < old.GetReclaimedTo():
+		return "reclaimed_to <= settled_to goes forward only"
+	case next.GetState() == indexpb.ChainState_CHAIN_STATE_RETIRED && (next.GetReclaimedTo() != next.GetCut() || len(next.GetPins()) > 0):
+		return "a chain is retired when all of it is reclaimed"
 	case !existed:
 		return ""
 	case next.GetState() < old.GetState():
@@ -169,6 +173,13 @@ func (x *Index) ListChains(ctx context.Context, req *indexpb.ListChainsRequest, 
 // PutDirectory implements indexpb.IndexServiceClient.
 func (x *Index) PutDirectory(ctx context.Context, req *indexpb.PutDirectoryRequest, _ ...grpc.CallOption) (*indexpb.PutDirectoryResponse, error) {
 	d := req.GetDirectory()
+	c := &indexpb.Chain{}
+	if _, err := x.get(ctx, chainKey(d.GetChainId()), c); err != nil && !reason.Is(err, reason.RowNotFound) {
+		return nil, err
+	}
+	if d.GetTo() <= c.GetSettledTo() {
+		return nil, reason.New(codes.Aborted, reason.VersionConflict, "settled already")
+	}
 	_, err := x.put(ctx, directoryKey(d.GetChainId(), d.GetFrom()), d, int64(metastore.Absent))
 	return &indexpb.PutDirectoryResponse{}, err
 }
@@ -192,6 +203,29 @@ func (x *Index) ListDirectories(ctx context.Context, req *indexpb.ListDirectorie
 		out.Directories = append(out.Directories, d)
 	}
 	return out, nil
+}
+
+// DeleteDirectory implements indexpb.IndexServiceClient.
+func (x *Index) DeleteDirectory(ctx context.Context, req *indexpb.DeleteDirectoryRequest, _ ...grpc.CallOption) (*indexpb.DeleteDirectoryResponse, error) {
+	d, c := &indexpb.Directory{}, &indexpb.Chain{}
+	key := directoryKey(req.GetChainId(), req.GetFrom())
+	version, err := x.get(ctx, key, d)
+	if reason.Is(err, reason.RowNotFound) {
+		return &indexpb.DeleteDirectoryResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if _, err := x.get(ctx, chainKey(req.GetChainId()), c); err != nil {
+		return nil, err
+	}
+	if d.GetTo() > c.GetSettledTo() {
+		return nil, reason.New(codes.FailedPrecondition, reason.RuleBroken, "it is needed until its slots are settled")
+	}
+	if err := x.store.Delete(ctx, key, metastore.Version(version)); err != nil && !errors.Is(err, metastore.ErrNotFound) {
+		return nil, status(err)
+	}
+	return &indexpb.DeleteDirectoryResponse{}, nil
 }
 
 // PutDue implements indexpb.IndexServiceClient.
