@@ -1,7 +1,6 @@
 package reader
 
 import (
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -32,11 +31,35 @@ func tenRecords(t *testing.T, cfg Config) (*world, *led) {
 	return w, s
 }
 
-// Every start and every limit, from the leader's window and from storage.
+// layouts are the places where tenRecords may lie.
+var layouts = map[string]func(w *world, s *led){
+	"window":                           func(w *world, _ *led) { w.window = true },
+	"slots":                            func(*world, *led) {},
+	"settled, the leader knows it not": func(w *world, s *led) { w.settle(s, 4, settling{}) },
+	"a run of frames":                  func(w *world, s *led) { w.settle(s, 4, settling{}); w.learn(s) },
+	"a run of one frame":               func(w *world, s *led) { w.settle(s, 4, settling{merge: true, others: 2}); w.learn(s) },
+	"half settled":                     func(w *world, s *led) { w.settle(s, 2, settling{others: 1}); w.learn(s) },
+	"half settled, then a window":      func(w *world, s *led) { w.window = true; w.settle(s, 3, settling{}); w.learn(s) },
+	"a run per chunk": func(w *world, s *led) {
+		for range 4 {
+			w.settle(s, 1, settling{})
+		}
+		w.learn(s)
+	},
+	"in pages": func(w *world, s *led) {
+		for range 4 {
+			w.settle(s, 1, settling{others: 1})
+			w.paged(s)
+		}
+		w.learn(s)
+	},
+}
+
+// Every start and every limit, wherever the records lie.
 func TestPages(t *testing.T) {
-	for _, window := range []bool{true, false} {
+	for layout, arrange := range layouts {
 		w, s := tenRecords(t, Config{})
-		w.window = window
+		arrange(w, s)
 		w.change(s, func() { s.trim = 2 })
 		size := uint64(len("record 0"))
 		for _, c := range []struct {
@@ -68,15 +91,15 @@ func TestPages(t *testing.T) {
 			{"until before all", &novapb.ReadRequest{UntilPresence: &novapb.ReadRequest_Until{Until: int64(0)}}, 2, 0, true},
 			{"until after all", &novapb.ReadRequest{UntilPresence: &novapb.ReadRequest_Until{Until: int64(9999)}}, 2, 8, false},
 		} {
-			t.Run(fmt.Sprintf("%s, window %v", c.name, window), func(t *testing.T) {
+			t.Run(layout+"/"+c.name, func(t *testing.T) {
 				res := w.mustRead(c.req, c.first, c.n)
 				if res.GetTail() != 10 || res.GetFirstSeq() != 2 || res.GetStreamId() != s.id.String() || res.GetEndOfStream() || res.GetLimitReached() != c.limited {
 					t.Fatalf("%v", res)
 				}
 			})
 		}
-		if reading := w.cached > 0; reading == window {
-			t.Errorf("window %v: the cache was asked %d times", window, w.cached)
+		if reading := w.cached > 0; reading == (layout == "window") {
+			t.Errorf("%s: the cache was asked %d times", layout, w.cached)
 		}
 	}
 }

@@ -28,6 +28,9 @@ func (w *world) getHead(id string, reply proto.Message) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.headErr != nil {
+		return w.headErr
+	}
 	s := w.streams[id]
 	head := s.head
 	if len(s.old) > 0 {
@@ -94,6 +97,19 @@ func (w *world) overflow(h *indexpb.Head) {
 		w.putObject(key, b)
 		replace(key, uint32(len(b)))
 	}
+}
+
+// paged moves all refs of a head into a page, below the pages it has.
+func (w *world) paged(s *led) {
+	w.t.Helper()
+	w.mu.Lock()
+	h := proto.CloneOf(s.head)
+	w.mu.Unlock()
+	body := &indexpb.RefPageBody{StreamId: s.id.String(), Level: 1, Refs: h.GetRefs()}
+	b, key := history.EncodePage(body), "page/"+stream.NewAttemptID().String()
+	w.putObject(key, b)
+	h.Refs, h.Pages = nil, append(h.Pages, history.PageOf(body, key, uint32(len(b))))
+	w.change(s, func() { s.head = h })
 }
 
 func (w *world) putObject(key string, b []byte) {

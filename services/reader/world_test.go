@@ -73,8 +73,9 @@ type world struct {
 	cache  func(res *cachepb.ReadRangeResponse) error
 	cached int // calls of the cache
 	// ahead is what the cache was to read ahead; it reads nothing.
-	ahead []string
-	heads int // heads read
+	ahead   []string
+	heads   int   // heads read
+	headErr error // if set, what the index answers
 	// onHead, if set, is called before a head is read, without locks.
 	onHead func()
 }
