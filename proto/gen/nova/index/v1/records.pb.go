@@ -1099,10 +1099,14 @@ type StreamDescriptor struct {
 	Attempt      string           `protobuf:"bytes,9,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// The creation has yet to prove that the bucket is not being deleted; until
 	// then the name leads to no stream.
-	Unfinished    bool   `protobuf:"varint,10,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
-	BucketId      string `protobuf:"bytes,11,opt,name=bucket_id,json=bucketId,proto3" json:"bucket_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Unfinished bool   `protobuf:"varint,10,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
+	BucketId   string `protobuf:"bytes,11,opt,name=bucket_id,json=bucketId,proto3" json:"bucket_id,omitempty"`
+	// The due_id of the marker of queue "retention" that looks after the limits of
+	// the stream's config. It is armed before this is put, and dropped only when the
+	// row has no limits or names another.
+	RetentionMarker string `protobuf:"bytes,12,opt,name=retention_marker,json=retentionMarker,proto3" json:"retention_marker,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *StreamDescriptor) Reset() {
@@ -1208,6 +1212,13 @@ func (x *StreamDescriptor) GetUnfinished() bool {
 func (x *StreamDescriptor) GetBucketId() string {
 	if x != nil {
 		return x.BucketId
+	}
+	return ""
+}
+
+func (x *StreamDescriptor) GetRetentionMarker() string {
+	if x != nil {
+		return x.RetentionMarker
 	}
 	return ""
 }
@@ -2574,7 +2585,7 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\ventry_bytes\x18\b \x01(\x04R\n" +
 	"entryBytes\x12\x1f\n" +
 	"\vabsorbed_at\x18\t \x01(\x03R\n" +
-	"absorbedAt\"\xf0\x02\n" +
+	"absorbedAt\"\x9b\x03\n" +
 	"\x10StreamDescriptor\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12\x16\n" +
 	"\x06bucket\x18\x02 \x01(\tR\x06bucket\x12\x12\n" +
@@ -2590,7 +2601,8 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"unfinished\x18\n" +
 	" \x01(\bR\n" +
 	"unfinished\x12\x1b\n" +
-	"\tbucket_id\x18\v \x01(\tR\bbucketId\"\xd7\x01\n" +
+	"\tbucket_id\x18\v \x01(\tR\bbucketId\x12)\n" +
+	"\x10retention_marker\x18\f \x01(\tR\x0fretentionMarker\"\xd7\x01\n" +
 	"\rProducerBatch\x12\x1b\n" +
 	"\tbatch_seq\x18\x01 \x01(\x04R\bbatchSeq\x12\x1b\n" +
 	"\tfirst_seq\x18\x02 \x01(\x04R\bfirstSeq\x12\x19\n" +
