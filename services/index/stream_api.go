@@ -28,7 +28,8 @@ const QueueCreate = "create"
 //     If it was, the creation is undone.
 //  6. change the descriptor from unfinished: the stream exists. It proves that
 //     nobody undid the creation, and that the reaper did not remove the
-//     descriptor between 2 and 4: both change the version seen unfinished.
+//     descriptor between 2 and 4: both change the version seen unfinished. If the
+//     stream has limits, what looks after them is armed before (retention.go).
 //  7. drop the marker; otherwise the reaper finds nothing to do.
 //
 // No record can be stored before 6, so undoing loses none (I2).
@@ -141,6 +142,11 @@ func (s *Service) finish(ctx context.Context, n named) (named, error) {
 	}
 	d := proto.CloneOf(n.descriptor)
 	d.Unfinished, d.Attempt = false, stream.NewAttemptID().String()
+	if limited(d.GetConfig()) {
+		if err := s.armRetention(ctx, d); err != nil {
+			return named{}, err
+		}
+	}
 	v, err := s.put(ctx, descriptorKey(d.GetStreamId()), d, n.at)
 	if reason.Is(err, reason.VersionConflict) {
 		// Another finished it, which a read that is old can not make up; or it is
@@ -297,7 +303,13 @@ func (s *Service) UpdateStream(ctx context.Context, req *indexpb.UpdateStreamReq
 		if profile != novapb.StorageProfile_STORAGE_PROFILE_UNSPECIFIED && profile != d.GetConfig().GetProfile() {
 			return reason.Field("config.profile", "cannot be changed after the stream was created")
 		}
+		marked := limited(d.GetConfig()) && d.GetRetentionMarker() != ""
 		mergeStream(d.GetConfig(), req.GetConfig())
+		if limited(d.GetConfig()) && !marked {
+			if err := s.armRetention(ctx, d); err != nil {
+				return err
+			}
+		}
 		d.Attempt, out = attempt, d
 		_, err = s.put(ctx, descriptorKey(d.GetStreamId()), d, found.at)
 		return err
