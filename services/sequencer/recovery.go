@@ -461,7 +461,7 @@ func (r *recovery) serve(ctx context.Context) error {
 		State: indexpb.ShardState_SHARD_STATE_SERVING, HolderLife: r.record.GetHolderLife(), HolderAddress: r.record.GetHolderAddress(),
 	}
 	chain := r.next.chain.String()
-	next.Bindings = bind(r.record.GetBindings(), chain, r.record.GetEpoch())
+	next.Bindings = bind(r.record.GetBindings(), chain, r.record.GetEpoch(), lastChain(r.claimed) == chain)
 	evicted := cutOf(r.record.GetBindings(), chain)
 	version, err := r.svc.index.PutShard(ctx, &next, r.version)
 	if err != nil {
@@ -479,9 +479,13 @@ func (r *recovery) serve(ctx context.Context) error {
 			r.record = cur
 			return errLost
 		}
-		// The read that failed was stale, or the write landed in a try before
-		// with another link: write over what is there.
+		// The read that failed was stale, or the write landed in a try before: write
+		// over what is there. If that was with another link, the shard is bound to its
+		// chain, and leaves it as any other.
 		r.version = v
+		if cur.GetState() == indexpb.ShardState_SHARD_STATE_SERVING && lastChain(cur) != chain {
+			r.step = stepClaim
+		}
 		return err
 	}
 	r.record, r.version = &next, version
@@ -506,13 +510,22 @@ func (r *recovery) serve(ctx context.Context) error {
 }
 
 // bind returns the bindings of a shard that goes on in a chain under an epoch. A
-// binding is a segment of the shard's log: only the last one goes on, since entries
-// of another chain may lie between an earlier one of this chain and what comes now.
-func bind(old []*indexpb.Binding, chain string, epoch uint64) []*indexpb.Binding {
-	if last := len(old) - 1; last >= 0 && old[last].GetChainId() == chain {
+// binding is a segment of the shard's log: only the last one goes on, if the shard
+// stays where it was, since entries of another chain may lie between an earlier one
+// of this chain and what comes now.
+func bind(old []*indexpb.Binding, chain string, epoch uint64, stays bool) []*indexpb.Binding {
+	if last := len(old) - 1; stays && last >= 0 && old[last].GetChainId() == chain {
 		old, epoch = old[:last], old[last].GetEpoch()
 	}
 	return append(slices.Clone(old), &indexpb.Binding{ChainId: chain, Epoch: epoch})
+}
+
+// lastChain returns the chain that the shard was bound to last.
+func lastChain(r *indexpb.Shard) string {
+	if k := len(r.GetBindings()); k > 0 {
+		return r.GetBindings()[k-1].GetChainId()
+	}
+	return ""
 }
 
 // acknowledge commits the pending entries that were found below the cut. They

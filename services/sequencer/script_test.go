@@ -1,6 +1,7 @@
 package sequencer
 
 import (
+	"cmp"
 	"slices"
 
 	"google.golang.org/grpc/codes"
@@ -98,7 +99,8 @@ func (w *writer) held() int {
 	return len(w.chain.waiting)
 }
 
-// landed returns the entries that chains hold, fences left out, oldest first.
+// landed returns the entries that chains hold, fences left out, in the order of
+// their shards' logs.
 func (w *writer) landed() []*chainwriterpb.Entry {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,5 +117,7 @@ func (w *writer) landed() []*chainwriterpb.Entry {
 			}
 		}
 	}
+	// A shard may come back to a chain.
+	slices.SortStableFunc(out, func(a, b *chainwriterpb.Entry) int { return cmp.Compare(a.GetEpoch(), b.GetEpoch()) })
 	return out
 }

@@ -30,8 +30,10 @@ import (
 const (
 	// chainsAtOnce is how many chains' records are read in parallel.
 	chainsAtOnce = 4
-	// unbindPatience is how long unbinding may hold up a handoff.
+	// unbindPatience is how long unbinding may take, and rereadPatience finding out
+	// what became of it: both may hold up a handoff.
 	unbindPatience = 2 * time.Second
+	rereadPatience = time.Second
 )
 
 // watchSettled looks, while the service runs, how far its chains are settled.
@@ -210,9 +212,9 @@ func (sh *shard) unbind(ctx context.Context, known settledChains) {
 		return
 	}
 	next.Bindings = kept
-	ctx, cancel := context.WithTimeout(ctx, unbindPatience)
+	call, cancel := context.WithTimeout(ctx, unbindPatience)
 	defer cancel()
-	version, err := sh.svc.index.PutShard(ctx, next, version)
+	version, err := sh.svc.index.PutShard(call, next, version)
 	if err == nil {
 		sh.adopt(old, next, version)
 		return
@@ -234,6 +236,8 @@ func (sh *shard) adopt(known, record *indexpb.Shard, version int64) {
 // reread finds out what became of a change of the record under the own epoch whose
 // reply was lost. What another life did to it is not learnt here.
 func (sh *shard) reread(ctx context.Context, known *indexpb.Shard) {
+	ctx, cancel := context.WithTimeout(ctx, rereadPatience)
+	defer cancel()
 	record, version, err := sh.svc.index.GetShard(ctx, sh.number)
 	if err != nil || record.GetEpoch() != known.GetEpoch() || record.GetHolderLife() != known.GetHolderLife() || record.GetState() != known.GetState() {
 		return

@@ -147,6 +147,9 @@ func (s *span) fold() {
 			if err != nil {
 				s.w.t.Fatal(err)
 			}
+			if res.GetHead().GetQuarantine() != "" {
+				break
+			}
 			s.w.foldInto(res.GetHead(), log)
 			if _, err = s.w.writer.index.PutHead(context.Background(), res.GetHead(), res.GetVersion()); err == nil {
 				break
