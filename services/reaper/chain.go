@@ -54,6 +54,14 @@ func (s *Service) lookAfterChain(ctx context.Context, m catalog.Marker) error {
 			return s.retire(ctx, m, id, r)
 		}
 		m.Due.Since, m.Due.From = 0, 0
+		if r.GetSettledTo() == r.GetCut() && r.GetReclaimedTo() < r.GetCut() {
+			// The settler armed one; should that have gone by, this one does.
+			if _, err := s.index.ArmDue(ctx, &indexpb.Due{
+				Queue: queueReclaim, At: s.now().Add(s.cfg.ReadGrace).UnixMilli(), ChainId: id.String(), Number: r.GetCut(),
+			}); err != nil {
+				return err
+			}
+		}
 		return later{lookAgain, "the chain is not settled and reclaimed to its cut"}
 	default:
 		return s.sealAbandoned(ctx, m, r)

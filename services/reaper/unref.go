@@ -51,19 +51,16 @@ func (s *Service) unref(ctx context.Context, m catalog.Marker) error {
 	if catalog.IsNotFound(err) {
 		h = &indexpb.Head{StreamId: id.String()} // proven: nothing is named any more
 	}
-	// What is named and trimmed: who moved the trim without dropping it comes again.
-	waits := false
-	named := func(is bool, next uint64) bool {
-		waits = waits || is && next <= h.GetTrim() && h.GetState() != indexpb.HeadState_HEAD_STATE_DELETED
-		return is
-	}
 	var dead dropped
+	named := 0
 	for _, r := range m.Due.GetRefs() {
 		is, err := history.Names(ctx, s.load(id), h, r)
 		if err != nil {
 			return tornDown(err)
 		}
-		if !named(is, r.GetNextSeq()) {
+		if is {
+			named++
+		} else {
 			dead.refs = append(dead.refs, r)
 		}
 	}
@@ -72,15 +69,20 @@ func (s *Service) unref(ctx context.Context, m catalog.Marker) error {
 		if err != nil {
 			return tornDown(err)
 		}
-		if !named(is, p.GetNextSeq()) {
+		if is {
+			named++
+		} else {
 			dead.pages = append(dead.pages, p)
 		}
 	}
 	if err := s.drop(ctx, queueUnref, id, dead); err != nil {
 		return err
 	}
-	if waits && s.now().Sub(m.Armed()) < s.cfg.LateAfter {
-		return later{lookAgain, "the head still names what is trimmed"}
+	// Named still: the change did not happen, and whoever made it anew armed anew. It
+	// is looked at for some time all the same, which costs little. A head that is
+	// DELETED is torn down with all that it names.
+	if named > 0 && h.GetState() != deletedState && s.now().Sub(m.Armed()) < s.cfg.LateAfter {
+		return later{lookAgain, "the head still names what was to be dropped"}
 	}
 	return nil
 }
