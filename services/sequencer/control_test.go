@@ -3,6 +3,7 @@ package sequencer
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/proto/gen/nova/chainwriter/v1"
@@ -149,4 +150,51 @@ func TestDeleteCommitsBeforeTheNameIsFree(t *testing.T) {
 	l.append(batch(again.GetStream(), "newer"), 1, 2)
 	w.wantStored(d, "a", "b")
 	w.wantStored(again.GetStream(), "new", "newer")
+}
+
+// A trim by the stream's id is a trim; beyond the tail it is the tail.
+func TestTrimStreamIsClampedToTheTail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		l := w.lead(Config{})
+		d := w.stream(nil)
+		for i := range uint64(3) {
+			l.append(batch(d, "x"), i, i+1)
+		}
+		trim := func(to, want uint64) {
+			t.Helper()
+			res, err := l.TrimStream(t.Context(), &sequencerpb.TrimStreamRequest{Stream: key(d), To: to})
+			if err != nil || res.GetTrim() != want || l.state(d).GetTrim() != want {
+				t.Errorf("trimmed to %d: %v, %v; want %d", to, res, err, want)
+			}
+		}
+		trim(2, 2)
+		trim(1, 2)
+		trim(99, 3)
+		trim(99, 3)
+		// What is on its way counts: the trim comes behind it.
+		w.writer.script(always(hold))
+		a := l.pending(batch(d, "x"))
+		trimmed := l.control(d, func() error {
+			res, err := l.TrimStream(t.Context(), &sequencerpb.TrimStreamRequest{Stream: key(d), To: 99})
+			if err == nil && res.GetTrim() != 4 {
+				t.Errorf("trimmed to %v", res)
+			}
+			return err
+		})
+		synctest.Wait()
+		silent(t, "the trim", trimmed)
+		w.writer.release()
+		wantAck(t, receive(t, a), 3, 4)
+		if err := receive(t, trimmed); err != nil {
+			t.Error(err)
+		}
+		if err := l.delete(d); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.TrimStream(t.Context(), &sequencerpb.TrimStreamRequest{Stream: key(d)}); !reason.Is(err, reason.StreamNotFound) {
+			t.Errorf("a deleted stream: %v", err)
+		}
+		l.stop()
+	})
 }

@@ -117,3 +117,154 @@ func TestIdleStreamsAreLookedForNowAndThen(t *testing.T) {
 		l.stop()
 	})
 }
+
+func (l *leader) deleteIfEmpty(d *indexpb.StreamDescriptor, at uint64) error {
+	_, err := l.DeleteStream(l.w.t.Context(), &sequencerpb.DeleteStreamRequest{
+		Stream: key(d), Bucket: "bucket", Name: d.GetName(), IfEmptyAtPresence: &sequencerpb.DeleteStreamRequest_IfEmptyAt{IfEmptyAt: at},
+	})
+	return err
+}
+
+// deletes returns the markers that lead to a delete without conditions.
+func (w *world) deletes() []*indexpb.VersionedDue {
+	w.t.Helper()
+	res, err := w.index.ListDue(w.t.Context(), &indexpb.ListDueRequest{Queue: "delete", Until: time.Now().Add(time.Hour).UnixMilli(), Limit: 10})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return res.GetDue()
+}
+
+// A stream is deleted for being empty only if it is, and at the number that its
+// judge saw. A refusal leaves nothing that would delete it later (I2).
+func TestDeleteOfAnEmptyStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		l := w.lead(Config{})
+		d := w.stream(nil)
+		refused := func(at, tail uint64) {
+			t.Helper()
+			err := l.deleteIfEmpty(d, at)
+			if n, _ := reason.Number(err, reason.KeyTail); !reason.Is(err, reason.SeqMismatch) || n != tail {
+				t.Errorf("deleted at %d: %v", at, err)
+			}
+			if due := w.deletes(); len(due) > 0 {
+				t.Errorf("what leads to a delete: %v", due)
+			}
+			l.state(d)
+		}
+		refused(1, 0)
+		l.append(batch(d, "a", "b"), 0, 2)
+		refused(2, 2) // not empty
+		if _, err := l.trim(d, 1); err != nil {
+			t.Fatal(err)
+		}
+		refused(2, 2)
+		if _, err := l.trim(d, 2); err != nil {
+			t.Fatal(err)
+		}
+		refused(1, 2)
+		if err := l.deleteIfEmpty(d, 2); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // it converges
+			if _, err := w.index.ResolveStream(t.Context(), &indexpb.ResolveStreamRequest{Bucket: "bucket", Stream: d.GetName()}); !reason.Is(err, reason.StreamNotFound) {
+				t.Errorf("the name: %v", err)
+			}
+			if due := w.deletes(); len(due) == 0 || due[0].GetDue().GetStreamId() != d.GetStreamId() {
+				t.Errorf("nothing leads to what the stream leaves behind: %v", due)
+			}
+			if err := l.deleteIfEmpty(d, 2); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.stop()
+	})
+}
+
+// An append that is on its way when a stream is to be deleted for being empty is
+// acknowledged and the stream lives; the refusal comes when that is certain. One that
+// comes behind the delete is refused for certain (I2).
+func TestDeleteOfAnEmptyStreamBesideAppends(t *testing.T) {
+	for what, prepare := range map[string]func(st *openStream, l *leader, d *indexpb.StreamDescriptor) <-chan answer{
+		"under way": func(_ *openStream, l *leader, d *indexpb.StreamDescriptor) <-chan answer {
+			return l.pending(batch(d, "a"))
+		},
+		"in line before it": func(st *openStream, l *leader, d *indexpb.StreamDescriptor) <-chan answer {
+			st.mu.Lock()
+			st.pumping = true // nobody is: it stays in line
+			st.mu.Unlock()
+			return l.begin(l.w.t.Context(), batch(d, "a"))
+		},
+		"in line behind it": func(st *openStream, _ *leader, _ *indexpb.StreamDescriptor) <-chan answer {
+			st.mu.Lock()
+			st.pumping = true
+			st.mu.Unlock()
+			return nil
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				l := w.lead(Config{})
+				d := w.stream(nil)
+				l.state(d)
+				st := l.open(d)
+				w.writer.script(always(hold))
+				a := prepare(st, l, d)
+				synctest.Wait()
+				deleted := make(chan error, 1)
+				go func() { deleted <- l.deleteIfEmpty(d, 0) }()
+				synctest.Wait()
+				if a == nil {
+					a = l.begin(t.Context(), batch(d, "a"))
+					synctest.Wait()
+				}
+				if st.pumping && what != "under way" {
+					st.mu.Lock()
+					st.pumping = false
+					st.kickLocked()
+					st.mu.Unlock()
+				}
+				synctest.Wait()
+				silent(t, "the append", a)
+				if what != "in line behind it" { // there is nothing to wait for when nothing is numbered
+					silent(t, "the refusal", deleted)
+				}
+				w.writer.release()
+				wantAck(t, receive(t, a), 0, 1)
+				if err := receive(t, deleted); !reason.Is(err, reason.SeqMismatch) {
+					t.Errorf("deleted: %v", err)
+				}
+				l.append(batch(d, "b"), 1, 2)
+				w.wantStored(d, "a", "b")
+				l.stop()
+			})
+		})
+	}
+	t.Run("behind it", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			l := w.lead(Config{})
+			d := w.stream(nil)
+			l.state(d)
+			w.writer.script(always(hold))
+			deleted := make(chan error, 1)
+			go func() { deleted <- l.deleteIfEmpty(d, 0) }()
+			synctest.Wait()
+			if w.writer.held() != 1 {
+				t.Fatal("the delete is not under way")
+			}
+			a := l.begin(t.Context(), batch(d, "a"))
+			synctest.Wait()
+			silent(t, "the append", a)
+			w.writer.release()
+			if err := receive(t, deleted); err != nil {
+				t.Fatal(err)
+			}
+			wantRefusal(t, receive(t, a).err, reason.StreamNotFound)
+			w.wantStored(d)
+			l.stop()
+		})
+	})
+}
