@@ -80,6 +80,11 @@ func (s *Store) act(ctx context.Context, op Op, keys []string, rule Rule, call f
 		case <-ctx.Done():
 			return objectstore.Expired(ctx, op.String(), first(keys))
 		}
+	case Half:
+		if err := call(ctx); err != nil || op != Delete {
+			return err
+		}
+		return fail(op, keys, objectstore.ErrUnavailable, "half of them are there still")
 	case Pass, Truncate, Corrupt:
 	}
 	return call(ctx)
@@ -171,8 +176,12 @@ func flip(body []byte) {
 // Delete implements objectstore.Store.
 func (s *Store) Delete(ctx context.Context, keys ...string) error {
 	keys = append([]string{}, keys...)
-	_, err := s.do(ctx, Delete, Count{Keys: len(keys)}, func(ctx context.Context, _ Action) (answer, error) {
-		return answer{}, s.inner.Delete(ctx, keys...)
+	_, err := s.do(ctx, Delete, Count{Keys: len(keys)}, func(ctx context.Context, do Action) (answer, error) {
+		some := keys
+		if do == Half {
+			some = keys[:len(keys)/2]
+		}
+		return answer{}, s.inner.Delete(ctx, some...)
 	}, keys...)
 	return err
 }

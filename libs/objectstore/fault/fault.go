@@ -54,7 +54,7 @@ func (o Op) covers(call Op) bool {
 type Action int
 
 // The actions. Those without "after" happen before the inner store is asked,
-// which it then is not, except for Pass, Delay, Truncate and Corrupt.
+// which it then is not, except for Pass, Delay, Truncate, Corrupt and Half.
 const (
 	// Pass: nothing; the rule only counts, or calls its Hook.
 	Pass Action = iota
@@ -85,6 +85,9 @@ const (
 	Truncate
 	// Corrupt: a read returns one flipped bit, in the middle of its body.
 	Corrupt
+	// Half: a delete removes the first half of its keys, then ErrUnavailable. Any
+	// other call passes.
+	Half
 )
 
 // Rule says which calls something happens to, and what.

@@ -22,6 +22,23 @@ func TestContractWithoutRules(t *testing.T) {
 	objectstoretest.Run(t, func(t *testing.T) objectstore.Store { return fault.New(mem.New()) })
 }
 
+func TestHalfOfADelete(t *testing.T) {
+	inner := mem.New()
+	f := fault.New(inner)
+	f.Script(fault.Rule{Do: fault.Half, Times: 4})
+	for _, key := range []string{"a", "b", "c"} {
+		if _, err := f.PutIfAbsent(t.Context(), key, nil); err != nil {
+			t.Fatalf("a put passes: %v", err)
+		}
+	}
+	if err := f.Delete(t.Context(), "a", "b", "c"); !errors.Is(err, objectstore.ErrUnavailable) {
+		t.Errorf("Delete: %v", err)
+	}
+	if left, err := inner.List(t.Context(), "", "", 10); err != nil || len(left) != 2 || left[0].Key != "b" {
+		t.Errorf("left: %v, %v, want b and c", left, err)
+	}
+}
+
 func TestActions(t *testing.T) {
 	ctx := t.Context()
 	for _, c := range []struct {

@@ -45,6 +45,7 @@ func Run(t *testing.T, open func(t *testing.T) objectstore.Store) {
 		{"NotFound", notFound},
 		{"DeleteIsIdempotent", deleteIsIdempotent},
 		{"DeleteTakesAnyNumberOfKeys", deleteBatches},
+		{"DeleteThatBreaksOffIsFinishedByARepeat", deleteBrokenOff},
 		{"DeletedKeyIsFree", deletedKeyIsFree},
 		{"ListOrder", listOrder},
 		{"ListPages", listPages},

@@ -2,12 +2,14 @@ package objectstoretest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nova-stream/nova/libs/objectstore"
 )
@@ -272,6 +274,42 @@ func deleteBatches(t *testing.T, s *suite) {
 		s.wantErr(err, objectstore.ErrNotFound, "Get", keys[i])
 	}
 	s.wantBody(kept, []byte("x"))
+}
+
+// deleteBrokenOff ends deletes of many keys anywhere: what is left is whole, and
+// a repeat deletes it.
+func deleteBrokenOff(t *testing.T, s *suite) {
+	const n, apart = 2100, 70
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("%s/broken/%05d", s.folder, i)
+		if i%apart == 0 {
+			s.keys <- keys[i]
+			s.putAt(keys[i], []byte(keys[i]))
+		}
+	}
+	kept, _ := s.put("broken/kept", []byte("x"))
+	for patience := 500 * time.Microsecond; ; patience *= 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		err := s.store.Delete(ctx, keys...)
+		cancel()
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, objectstore.ErrUnavailable) && !errors.Is(err, objectstore.ErrThrottled) {
+			t.Fatalf("Delete that is broken off: %v", err)
+		}
+		for i := 0; i < n; i += apart {
+			o, gerr := s.store.Get(t.Context(), keys[i])
+			switch {
+			case gerr == nil && err == nil:
+				t.Fatalf("%s is there after its delete", keys[i])
+			case gerr == nil && string(o.Body) != keys[i], gerr != nil && !errors.Is(gerr, objectstore.ErrNotFound):
+				t.Fatalf("%s after a delete that broke off: %q, %v", keys[i], o.Body, gerr)
+			}
+		}
+		s.wantBody(kept, []byte("x"))
+		if err == nil {
+			return
+		}
+	}
 }
 
 func deletedKeyIsFree(t *testing.T, s *suite) {

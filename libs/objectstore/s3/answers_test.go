@@ -7,8 +7,12 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"path"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -367,6 +371,51 @@ func TestDeleteErrorsPerKey(t *testing.T) {
 		if err != nil && (!strings.Contains(err.Error(), `"b"`) || !strings.Contains(err.Error(), "bucket b")) {
 			t.Errorf("%q: the error does not name the key: %v", c.codes, err)
 		}
+	}
+}
+
+// A key that the store refuses to delete is told, after all others were deleted,
+// also those that needed a second try and those of later requests; and an answer
+// that names a key that was not asked for leaves none out.
+func TestDeleteGoesOnBehindARefusedKey(t *testing.T) {
+	var mu sync.Mutex
+	var deleted []string
+	answers := []string{
+		`<Error><Key>k0001</Key><Code>AccessDenied</Code></Error><Error><Key>k0002</Key><Code>SlowDown</Code></Error><Error><Key>k0003</Key><Code>SlowDown</Code></Error>`,
+		`<Error><Key></Key><Code>InternalError</Code></Error>`,
+		``, // k0002 and k0003, once more
+		`<Error><Key>k1000</Key><Code>InternalError</Code></Error><Error><Key>k1001</Key><Code>NoSuchKey</Code></Error>`,
+	}
+	key := regexp.MustCompile("<Key>(.*?)</Key>")
+	s := scripted(t, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if r.Method == http.MethodDelete {
+			deleted = append(deleted, path.Base(r.URL.Path))
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		request, _ := io.ReadAll(r.Body)
+		answer := answers[0]
+		answers = answers[1:]
+		for _, k := range key.FindAllStringSubmatch(string(request), -1) {
+			if !strings.Contains(answer, k[1]) && !strings.Contains(answer, "<Key></Key>") || strings.Contains(answer, k[1]+"</Key><Code>NoSuchKey") {
+				deleted = append(deleted, k[1])
+			}
+		}
+		_, _ = io.WriteString(w, `<DeleteResult>`+answer+`</DeleteResult>`)
+	})
+	var keys []string
+	for i := range 1010 {
+		keys = append(keys, fmt.Sprintf("k%04d", i))
+	}
+	err := s.Delete(t.Context(), keys...)
+	if !errors.Is(err, objectstore.ErrPermanent) || !strings.Contains(err.Error(), "k0001") {
+		t.Errorf("Delete: %v, want ErrPermanent of k0001", err)
+	}
+	slices.Sort(deleted)
+	if want := slices.Delete(slices.Clone(keys), 1, 2); !slices.Equal(deleted, want) || len(answers) != 0 {
+		t.Errorf("%d keys were deleted, want all but one: %d; %d answers are left", len(deleted), len(want), len(answers))
 	}
 }
 

@@ -223,28 +223,34 @@ func cutFromWhole(op, key string, r objectstore.Range, whole func() (objectstore
 	return o, nil
 }
 
-// Delete implements objectstore.Store, a thousand keys per request.
+// Delete implements objectstore.Store, a thousand keys per request. A key that the
+// store refuses to delete keeps no other from being deleted.
 func (s *Store) Delete(ctx context.Context, keys ...string) error {
 	if err := s.check(ctx, "Delete", keys...); err != nil {
 		return err
 	}
+	var refused error
 	for batch := range slices.Chunk(keys, deleteBatch) {
-		if err := s.again(ctx, func() (err error) {
-			batch, err = s.delete(ctx, batch)
+		if err := s.again(ctx, func() error {
+			left, no, err := s.delete(ctx, batch)
+			if no != nil && refused == nil {
+				refused = no
+			}
+			batch = left
 			return err
 		}); err != nil {
 			return err
 		}
 	}
-	return nil
+	return refused
 }
 
 // delete deletes one batch. It returns the keys that are worth another try with
-// the error of one that is.
-func (s *Store) delete(ctx context.Context, keys []string) ([]string, error) {
+// the error of one that is, and why one is refused that is not.
+func (s *Store) delete(ctx context.Context, keys []string) (left []string, refused, err error) {
 	const op = "Delete"
 	if err := s.usable(ctx, op, keys[0]); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	a := begin(ctx, s.config.Silence+time.Duration(len(keys))*10*time.Millisecond)
 	defer a.end()
@@ -255,9 +261,9 @@ func (s *Store) delete(ctx context.Context, keys []string) ([]string, error) {
 			err = s.judge(ctx, op, keys[0], a.cause(err))
 		}
 		if errors.Is(err, objectstore.ErrNotFound) {
-			return nil, nil
+			err = nil
 		}
-		return keys, err
+		return keys, nil, err
 	}
 	objects := make([]types.ObjectIdentifier, len(keys))
 	for i, key := range keys {
@@ -267,25 +273,25 @@ func (s *Store) delete(ctx context.Context, keys []string) ([]string, error) {
 		Bucket: &s.config.Bucket, Delete: &types.Delete{Objects: objects, Quiet: aws.Bool(true)},
 	})
 	if err != nil {
-		return keys, s.judge(ctx, op, keys[0], a.cause(err))
+		return keys, nil, s.judge(ctx, op, keys[0], a.cause(err))
 	}
-	var left []string
-	var passed, final error
 	for _, e := range out.Errors {
 		key := strings.TrimPrefix(aws.ToString(e.Key), s.config.Prefix)
-		err := s.judgeDelete(op, key, aws.ToString(e.Code), aws.ToString(e.Message))
+		if !slices.Contains(keys, key) {
+			// Which ones are left, the answer does not tell.
+			return keys, nil, objectstore.Fail(op, keys[0], objectstore.ErrUnavailable, "the store answers with an error of %q, which it was not asked for: code %q (%s)",
+				aws.ToString(e.Key), aws.ToString(e.Code), aws.ToString(e.Message))
+		}
+		kerr := s.judgeDelete(op, key, aws.ToString(e.Code), aws.ToString(e.Message))
 		switch {
-		case err == nil:
-		case passing(err):
-			left, passed = append(left, key), err
+		case kerr == nil:
+		case passing(kerr):
+			left, err = append(left, key), kerr
 		default:
-			final = err
+			refused = kerr
 		}
 	}
-	if final != nil {
-		return nil, final
-	}
-	return left, passed
+	return left, refused, err
 }
 
 // judgeDelete judges the error of one key in the answer to a batch.
