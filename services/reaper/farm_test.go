@@ -535,3 +535,16 @@ func (p *process) workOn(f *farm, name string) {
 		}
 	}
 }
+
+// drainAll has a reaper work on all that is due.
+func drainAll(t *testing.T, s *Service) {
+	t.Helper()
+	if _, err := s.Drain(t.Context(), &reaperpb.DrainRequest{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stale has the n-th read of rows with a prefix return what was there before.
+func stale(prefix string, n int) metafault.Rule {
+	return metafault.Rule{Op: metafault.Read, Prefix: prefix, Nth: n, Do: metafault.Stale, Back: 1}
+}
