@@ -360,6 +360,28 @@ func (f *farm) settle(id stream.ID, n int) *indexpb.Head {
 	return f.add(id, refs...)
 }
 
+// paged makes 6 runs of a stream: two pages of two refs each below a page of level
+// 2, and two refs in the head. It returns the objects of the runs.
+func (f *farm) paged(id stream.ID) (keys []string) {
+	f.t.Helper()
+	for _, r := range f.settle(id, 6).GetRefs() {
+		keys = append(keys, r.GetObject())
+	}
+	f.head(id, func(h *indexpb.Head) {
+		page := func(body *indexpb.RefPageBody) *indexpb.RefPage {
+			body.StreamId = id.String()
+			key, b := "page/"+stream.NewAttemptID().String(), history.EncodePage(body)
+			f.put(key, b)
+			f.row(key, 1, id.String(), len(b))
+			f.adopted(key)
+			return history.PageOf(body, key, uint32(len(b)))
+		}
+		below := []*indexpb.RefPage{page(&indexpb.RefPageBody{Level: 1, Refs: h.GetRefs()[:2]}), page(&indexpb.RefPageBody{Level: 1, Refs: h.GetRefs()[2:4]})}
+		h.Pages, h.Refs = []*indexpb.RefPage{page(&indexpb.RefPageBody{Level: 2, Pages: below})}, h.GetRefs()[4:]
+	})
+	return keys
+}
+
 // trim drops what is below a number, behind its marker, as a settler does.
 func (f *farm) trim(id stream.ID, to uint64) {
 	f.t.Helper()
@@ -396,23 +418,29 @@ func (f *farm) converge(cfg Config, queues ...string) {
 	for range 60 {
 		_, err := s.Drain(f.t.Context(), &reaperpb.DrainRequest{})
 		f.must(err)
-		next := time.Time{}
-		for _, q := range queues {
-			if dead := f.queue(deadPrefix + q); len(dead) > 0 {
-				f.t.Fatalf("set aside: %v", dead[0].Due)
-			}
-			for _, m := range f.queue(q) {
-				if at := time.UnixMilli(max(m.Due.GetAt(), m.Due.GetLeasedUntil())); next.IsZero() || at.Before(next) {
-					next = at
-				}
-			}
-		}
+		next := f.nextDue(queues)
 		if next.IsZero() {
 			return
 		}
 		f.pass(max(next.Sub(f.clock()), time.Millisecond))
 	}
 	f.t.Fatalf("markers are left: %v", f.queue(queues[0]))
+}
+
+// nextDue is when the next marker of some queues is due; zero: there is none.
+func (f *farm) nextDue(queues []string) (next time.Time) {
+	f.t.Helper()
+	for _, q := range queues {
+		if dead := f.queue(deadPrefix + q); len(dead) > 0 {
+			f.t.Fatalf("set aside: %v", dead[0].Due)
+		}
+		for _, m := range f.queue(q) {
+			if at := time.UnixMilli(max(m.Due.GetAt(), m.Due.GetLeasedUntil())); next.IsZero() || at.Before(next) {
+				next = at
+			}
+		}
+	}
+	return next
 }
 
 // keys lists the objects.
@@ -470,7 +498,7 @@ func crashes(t *testing.T, cfg Config, queue string, queues []string, play scene
 		for _, where := range []string{"rows", "objects"} {
 			for _, after := range []bool{false, true} {
 				for n, died := 1, true; died; n++ {
-					if n > 400 {
+					if n > 1000 {
 						t.Fatal("it never ends")
 					}
 					died = crash(t, cfg, queue, queues, play, fmt.Sprintf("%s call %d, after its effect: %v, another beside: %v", where, n, after, beside),
@@ -510,20 +538,24 @@ func crash(t *testing.T, cfg Config, queue string, queues []string, play scene, 
 	}
 	ctx, cancel := victim.context(t.Context())
 	defer cancel()
-	i := slices.IndexFunc(victim.queues, func(q queueOf) bool { return q.name == queue })
-	for range 40 { // turns
-		if r := victim.drain(ctx, victim.queues[i]); r.done+r.failed == 0 || victim.dead() {
+	for range 10 {
+		for _, q := range victim.queues {
+			if slices.Contains(queues, q.name) {
+				victim.drain(ctx, q)
+			}
+		}
+		both.Wait()
+		next := f.nextDue(queues)
+		if victim.dead() || next.IsZero() {
 			break
 		}
+		f.pass(max(next.Sub(f.clock()), time.Millisecond))
 	}
-	both.Wait()
 	died = victim.dead()
 	f.converge(cfg, queues...)
 	end()
 	return died
 }
-
-type queueOf = queue
 
 // workOn works on the markers of a queue that are there, whoever has claimed them.
 func (p *process) workOn(f *farm, name string) {

@@ -17,8 +17,9 @@ import (
 
 // queueRetention holds a marker per stream that has a limit of age or bytes, or is
 // deleted when it is empty: stream_id, bucket, name. It is armed before such a
-// setting is put, and stays while there is one. number is one more than the tail at
-// which the stream was seen empty, since when: 0 if it was not.
+// setting is put, and stays while there is one and the descriptor names it. number
+// is one more than the tail at which the stream was seen empty, since when: 0 if it
+// was not.
 const queueRetention = "retention"
 
 // How soon the records of a stream are looked at again.
@@ -56,26 +57,31 @@ func (s *Service) retain(ctx context.Context, m catalog.Marker) error {
 		return absent(err)
 	}
 	if h.GetState() == deletedState {
-		return nil
+		return s.deletedEmpty(ctx, m.Due)
 	}
 	d, err := s.index.GetDescriptor(ctx, id)
-	if catalog.IsNotFound(err) {
+	switch {
+	case catalog.IsNotFound(err):
 		// It is on its way, or goes with the stream, whose head will tell.
 		return later{lookAgain, "the stream has no settings"}
-	}
-	if err != nil {
+	case err != nil:
 		return err
+	case d.GetUnfinished():
+		return later{looksApart, "the stream is being made"}
+	}
+	ours := func(d *indexpb.StreamDescriptor) bool {
+		return limited(d.GetConfig()) && d.GetRetentionMarker() == m.Due.GetDueId()
 	}
 	plan, err := s.planFor(ctx, id, h, d.GetConfig())
 	if err != nil {
 		return err
 	}
-	if plan.to > h.GetTrim() || !limited(d.GetConfig()) {
+	if plan.to > h.GetTrim() || !ours(d) {
 		// Whoever is about to change the settings fails, and arms again.
 		if d, err = s.index.FreshDescriptor(ctx, id); err != nil {
 			return err
 		}
-		if !limited(d.GetConfig()) {
+		if !ours(d) {
 			return nil
 		}
 		if plan, err = s.planFor(ctx, id, h, d.GetConfig()); err != nil {
@@ -88,7 +94,7 @@ func (s *Service) retain(ctx context.Context, m catalog.Marker) error {
 			_, err := c.TrimStream(ctx, &sequencerpb.TrimStreamRequest{Stream: key, To: plan.to})
 			return err
 		})
-		if gone, err := unserved(err); gone || err != nil {
+		if gone, err := unserved(err); gone && m.Due.GetNumber() == 0 || err != nil {
 			return err
 		}
 	}
@@ -198,8 +204,14 @@ func (s *Service) deleteEmpty(ctx context.Context, due *indexpb.Due, h *indexpb.
 		state = res.GetState()
 		return err
 	})
-	if gone, err := unserved(err); gone || err != nil {
+	gone, err := unserved(err)
+	if err != nil || gone && due.GetNumber() == 0 {
 		return 0, gone, err
+	}
+	if gone {
+		// Perhaps by an earlier try, and its leader died before it had armed what
+		// leads to the rest: whoever asked asks again.
+		state = &sequencerpb.StreamState{Trim: due.GetNumber() - 1, Tail: due.GetNumber() - 1}
 	}
 	now := s.now().UnixMilli()
 	if state.GetTrim() < state.GetTail() {
@@ -209,7 +221,7 @@ func (s *Service) deleteEmpty(ctx context.Context, due *indexpb.Due, h *indexpb.
 	if due.GetNumber() != state.GetTail()+1 {
 		due.Number, due.Since = state.GetTail()+1, now
 	}
-	if wait := after - (now - due.GetSince()); wait > 0 {
+	if wait := after - (now - due.GetSince()); wait > 0 && !gone {
 		return lookIn(wait), false, nil
 	}
 	id, err := stream.ParseID(d.GetStreamId())
@@ -217,10 +229,10 @@ func (s *Service) deleteEmpty(ctx context.Context, due *indexpb.Due, h *indexpb.
 		return 0, false, err
 	}
 	fresh, err := s.index.FreshDescriptor(ctx, id)
-	if err != nil {
+	if err != nil && !gone {
 		return 0, false, err
 	}
-	if fresh.GetConfig().GetDeleteOnEmptyMs() != d.GetConfig().GetDeleteOnEmptyMs() {
+	if !gone && fresh.GetConfig().GetDeleteOnEmptyMs() != d.GetConfig().GetDeleteOnEmptyMs() {
 		return looksApart, false, nil // decided by what it is now
 	}
 	// Not armed: the leader's marker leads to what the stream leaves.
@@ -232,8 +244,28 @@ func (s *Service) deleteEmpty(ctx context.Context, due *indexpb.Due, h *indexpb.
 		due.Number, due.Since = 0, 0
 		return lookIn(after), false, nil
 	}
-	gone, err := unserved(err)
+	gone, err = unserved(err)
 	return 0, err == nil || gone, err
+}
+
+// deletedEmpty sees to it that something leads to what a deleted stream leaves, if
+// it may have been this marker's work that deleted it.
+func (s *Service) deletedEmpty(ctx context.Context, due *indexpb.Due) error {
+	if due.GetNumber() == 0 {
+		return nil
+	}
+	id, err := stream.ParseID(due.GetStreamId())
+	if err != nil {
+		return err
+	}
+	h, _, err := s.index.ProvenHead(ctx, id)
+	if err != nil {
+		return absent(err)
+	}
+	_, err = s.index.ArmDue(ctx, &indexpb.Due{
+		Queue: "delete", At: s.now().UnixMilli(), Bucket: due.GetBucket(), Name: due.GetName(), StreamId: id.String(), Number: uint64(h.GetShard()),
+	})
+	return err
 }
 
 // leader asks the leader of a stream.

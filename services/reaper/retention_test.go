@@ -82,10 +82,7 @@ func (l *led) answer(method string, req, res proto.Message) error {
 func (f *farm) retained(c *novapb.StreamConfig) (stream.ID, *led) {
 	f.t.Helper()
 	id := f.stream(c)
-	for _, m := range f.queue(queueRetention) {
-		f.must(f.index.DropDue(f.t.Context(), m)) // of the index
-	}
-	f.arm(&indexpb.Due{Queue: queueRetention, StreamId: id.String(), Bucket: "bucket", Name: fmt.Sprint("s", f.names)})
+	f.pass(time.Minute)
 	l := &led{id: id}
 	f.leader = l.answer
 	return id, l
@@ -116,8 +113,8 @@ func (f *farm) nextLook() time.Duration {
 // again when the next one does.
 func TestOldRecordsAreTrimmedByTheLeader(t *testing.T) {
 	f := newFarm(t)
-	now := f.clock()
 	id, l := f.retained(limits(time.Hour.Milliseconds(), 0, 0))
+	now := f.clock()
 	f.runs(id, l, now.Add(-3*time.Hour), now.Add(-2*time.Hour), now.Add(-50*time.Minute), now)
 	s := f.process(Config{}).Service
 	drain(t, s, 0, 1)
@@ -190,11 +187,7 @@ func (f *farm) settings(id stream.ID, c *novapb.StreamConfig) {
 	f.must(err)
 	_, err = f.raw.UpdateStream(f.t.Context(), &indexpb.UpdateStreamRequest{Bucket: "bucket", Stream: d.GetName(), Config: c, StreamId: id.String()})
 	f.must(err)
-	for i, m := range f.queue(queueRetention) {
-		if i > 0 {
-			f.must(f.index.DropDue(f.t.Context(), m))
-		}
-	}
+	f.pass(time.Minute)
 }
 
 // A stream that has no limits any more is not looked at again, and whoever is about
@@ -212,13 +205,24 @@ func TestStreamWithoutLimitsIsLeftAlone(t *testing.T) {
 	}
 }
 
+// Of a stream's markers the one that its descriptor names stays.
+func TestMarkerThatTheDescriptorDoesNotNameGoes(t *testing.T) {
+	f := newFarm(t)
+	id, _ := f.retained(limits(1000, 0, 0))
+	f.arm(&indexpb.Due{Queue: queueRetention, StreamId: id.String()})
+	drain(t, f.process(Config{}).Service, 1, 1)
+	d, err := f.index.GetDescriptor(t.Context(), id)
+	if q := f.queue(queueRetention); err != nil || len(q) != 1 || q[0].Due.GetDueId() != d.GetRetentionMarker() {
+		t.Fatalf("markers %v of %v, %v", q, d, err)
+	}
+}
+
 // The marker of a stream that is deleted does nothing, whatever has its name by
 // then (C8).
 func TestRetentionOfADeletedStreamEnds(t *testing.T) {
 	f := newFarm(t)
-	now := f.clock()
 	id, l := f.retained(limits(1000, 0, 1000))
-	f.runs(id, l, now.Add(-time.Hour))
+	f.runs(id, l, f.clock().Add(-time.Hour))
 	l.deleted = true
 	s := f.process(Config{}).Service
 	drain(t, s, 1, 0) // the leader says so
@@ -229,8 +233,43 @@ func TestRetentionOfADeletedStreamEnds(t *testing.T) {
 	drain(t, s, 0, 1) // it may be about to be made
 	f.pass(2 * time.Hour)
 	drain(t, s, 1, 0)
-	if l.asked != 1 || len(l.trims) != 0 {
-		t.Fatalf("the leader was asked %d times", l.asked)
+	if l.asked != 1 || len(l.trims) != 0 || len(f.queue("delete")) != 0 {
+		t.Fatalf("the leader was asked %d times, markers %v", l.asked, f.queue("delete"))
+	}
+}
+
+// A leader that dies between the delete of an empty stream and the marker of what
+// it leaves is asked again; or the head, once that tells, arms it.
+func TestDeleteOfAnEmptyStreamWhoseReplyIsLostIsFinished(t *testing.T) {
+	for _, settled := range []bool{false, true} {
+		f := newFarm(t)
+		id, l := f.retained(limits(0, 0, time.Minute.Milliseconds()))
+		s := f.process(Config{}).Service
+		drain(t, s, 0, 1)
+		f.pass(2 * time.Minute)
+		answer, again := f.leader, 0
+		f.leader = func(method string, req, res proto.Message) error {
+			if method == "DeleteStream" && l.deleted {
+				again++
+				return nil
+			}
+			if err := answer(method, req, res); err != nil || method != "DeleteStream" {
+				return err
+			}
+			return errDown
+		}
+		drain(t, s, 0, 1)
+		if !l.deleted || len(f.queue(queueRetention)) != 1 {
+			t.Fatalf("deleted: %v, markers %v", l.deleted, f.queue(queueRetention))
+		}
+		if settled {
+			f.head(id, func(h *indexpb.Head) { h.State = deletedState })
+		}
+		f.pass(time.Hour)
+		drainAll(t, s)
+		if left := len(f.queue("delete")); len(f.queue(queueRetention)) != 0 || settled && left != 1 || !settled && again != 1 {
+			t.Fatalf("settled: %v, asked again %d times, %d markers", settled, again, left)
+		}
 	}
 }
 

@@ -44,7 +44,9 @@ func TestObjectOfADeadMakerIsJudgedWhereverItDies(t *testing.T) {
 func TestPageOfADeadMakerIsJudgedWhereverItDies(t *testing.T) {
 	crashes(t, Config{}, queueSettled, judged, func(f *farm) func() {
 		id := f.stream(nil)
-		h := f.settle(id, 65)
+		f.paged(id)
+		h, _, err := f.index.GetHead(f.t.Context(), id)
+		f.must(err)
 		body := f.page(id, h.GetPages()[0])
 		lost := "page/" + stream.NewAttemptID().String()
 		f.put(lost, history.EncodePage(body))

@@ -63,29 +63,30 @@ func TestDeletedStreamGoesWhereverItDies(t *testing.T) {
 
 // A large history goes page by page.
 func TestPagesOfADeletedStreamGoWhereverItDies(t *testing.T) {
-	play := func(n int) scene {
-		return func(f *farm) func() {
-			id := f.stream(nil)
-			f.settle(id, n)
-			c := f.chain(0)
-			f.update(c, func(c *indexpb.Chain) { c.AbsorbingTo, c.AbsorbedTo, c.SettledTo = 10, 10, 10 })
-			f.deleted(id, c, 9)
-			m := f.deleteMarker(id)
-			m.Since = f.clock().Add(-time.Hour).UnixMilli()
-			f.arm(m)
-			return func() {
-				f.gone(id)
-				f.want(nil, nil)
-			}
+	play := func(f *farm, id stream.ID) func() {
+		c := f.chain(0)
+		f.update(c, func(c *indexpb.Chain) { c.AbsorbingTo, c.AbsorbedTo, c.SettledTo = 10, 10, 10 })
+		f.deleted(id, c, 9)
+		m := f.deleteMarker(id)
+		m.Since = f.clock().Add(-time.Hour).UnixMilli()
+		f.arm(m)
+		return func() {
+			f.gone(id)
+			f.want(nil, nil)
 		}
 	}
 	f := newFarm(t)
-	end := play(1200)(f) // pages of two levels
+	id := f.stream(nil)
+	f.settle(id, 300)
+	end := play(f, id)
 	f.converge(Config{}, torn...)
 	end()
-	if !testing.Short() {
-		crashes(t, Config{}, "delete", torn, play(66))
-	}
+	crashes(t, Config{}, "delete", torn, func(f *farm) func() {
+		id := f.stream(nil)
+		keys := f.paged(id)
+		end := play(f, id)
+		return func() { end(); f.want(nil, keys) }
+	})
 }
 
 // A stream goes only when its delete is settled, nobody reads it any more, and no

@@ -36,24 +36,36 @@ func TestDroppedRefsGoWhereverItDies(t *testing.T) {
 
 // Pages go after all that is below them.
 func TestDroppedPagesGoWhereverItDies(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes a while")
-	}
 	crashes(t, Config{}, queueUnref, collected, func(f *farm) func() {
 		id := f.stream(nil)
-		h := f.settle(id, 70)
-		f.trim(id, 40)
+		keys := f.paged(id)
+		f.trim(id, 5)
 		return func() {
-			live := map[string][]uint32{}
-			for _, r := range h.GetRefs() {
-				if r.GetNextSeq() > 40 {
-					live[r.GetObject()] = []uint32{0}
-				}
-			}
-			f.want(live, nil)
-			f.trim(id, 70)
+			f.want(map[string][]uint32{keys[5]: {0}}, keys)
+			f.trim(id, 6)
 			f.converge(Config{}, collected...)
-			f.want(nil, nil)
+			f.want(nil, keys)
+		}
+	})
+}
+
+// Of a page that is only partly dead its dead refs go first, and the page when all
+// of it is.
+func TestPartOfAPageGoesWhereverItDies(t *testing.T) {
+	crashes(t, Config{}, queueUnref, collected, func(f *farm) func() {
+		id := f.stream(nil)
+		keys := f.paged(id)
+		all := f.keys()
+		f.trim(id, 3)
+		return func() {
+			h, _, err := f.index.GetHead(f.t.Context(), id)
+			f.must(err)
+			if got := len(f.keys()); got != len(all)-4 || len(h.GetPages()) != 1 { // 3 runs and a page
+				f.t.Fatalf("%d of %d objects are left", got, len(all))
+			}
+			f.trim(id, 6)
+			f.converge(Config{}, collected...)
+			f.want(nil, keys)
 		}
 	})
 }
