@@ -388,37 +388,48 @@ func (s *span) finish(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("arm the marker of what may be reclaimed: %w", err)
 	}
-	done := false // by another
-	_, err = s.index.UpdateChain(ctx, s.name, func(r *indexpb.Chain) (bool, error) {
-		settled := stream.Slot(r.GetSettledTo())
+	for n := 0; ; n++ {
+		done, err := s.record(ctx)
 		switch {
-		case settled >= s.to:
-			done = true
-			return false, nil
-		case settled > s.from:
-			// Another came so far; it knows what it pinned, and this one does not.
-			return false, errMoved
-		case settled < s.from:
-			return false, errMoved // an old read
+		case done && n == 0:
+			return s.index.DropDue(ctx, marker) // whoever came first has armed one
+		case done:
+			return nil // it may have been this one
+		case catalog.IsConflict(err) && n < maxTries:
+			if err := sleep(ctx, backoff(n)); err != nil {
+				return err
+			}
+			continue
+		case err != nil:
+			return fmt.Errorf("record settled_to %d: %w", s.to, err)
 		}
-		done = false
-		pins, err := joinPins(r.GetPins(), s.pins)
-		if err != nil {
-			return false, err
-		}
-		r.SettledTo, r.Pins = uint64(s.to), pins
-		return true, nil
-	})
-	if err != nil {
-		return fmt.Errorf("record settled_to %d: %w", s.to, err)
-	}
-	if done {
-		return s.index.DropDue(ctx, marker) // whoever came first has armed one
+		break
 	}
 	s.metrics.settled.Add(ctx, int64(s.bytes))
 	s.metrics.settledBytes.Add(s.bytes)
 	s.metrics.spans.Add(ctx, 1)
 	return nil
+}
+
+// record is step 8. It reports whether another settler did it.
+func (s *span) record(ctx context.Context) (done bool, err error) {
+	r, version, err := s.index.GetChain(ctx, s.name)
+	if err != nil {
+		return false, err
+	}
+	switch settled := stream.Slot(r.GetSettledTo()); {
+	case settled >= s.to:
+		return true, nil
+	case settled != s.from:
+		// An old read; or another came so far, which knows what it pinned.
+		return false, errMoved
+	}
+	if r.Pins, err = joinPins(r.GetPins(), s.pins); err != nil {
+		return false, err
+	}
+	r.SettledTo = uint64(s.to)
+	_, err = s.index.PutChain(ctx, r, version)
+	return false, err
 }
 
 // queueReclaim holds the markers of slots below settled_to: chain_id, and in
