@@ -29,7 +29,7 @@ const (
 type ahead struct {
 	cache cachepb.CacheServiceClient
 	room  *semaphore.Weighted
-	asked *otter.Cache[step, struct{}]
+	asked *otter.Cache[step, time.Time]
 
 	mu     sync.Mutex
 	ended  bool
@@ -47,7 +47,7 @@ type step struct {
 func newAhead(cache cachepb.CacheServiceClient) *ahead {
 	a := &ahead{
 		cache: cache, room: semaphore.NewWeighted(aheadAtOnce),
-		asked: otter.Must(&otter.Options[step, struct{}]{MaximumSize: 4096, ExpiryCalculator: otter.ExpiryWriting[step, struct{}](aheadAgain)}),
+		asked: otter.Must(&otter.Options[step, time.Time]{MaximumSize: 4096}),
 	}
 	a.living, a.end = context.WithCancel(context.Background())
 	return a
@@ -70,10 +70,10 @@ func (a *ahead) of(pieces []piece) {
 func (a *ahead) step(s step, offset uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if _, asked := a.asked.GetIfPresent(s); asked || a.ended || !a.room.TryAcquire(1) {
+	if at, asked := a.asked.GetIfPresent(s); asked && time.Since(at) < aheadAgain || a.ended || !a.room.TryAcquire(1) {
 		return
 	}
-	a.asked.Set(s, struct{}{})
+	a.asked.Set(s, time.Now())
 	a.work.Go(func() {
 		defer a.room.Release(1)
 		ctx, cancel := context.WithTimeout(a.living, aheadAgain)
@@ -89,5 +89,4 @@ func (a *ahead) close() {
 	a.mu.Unlock()
 	a.end()
 	a.work.Wait()
-	a.asked.StopAllGoroutines()
 }

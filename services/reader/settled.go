@@ -27,8 +27,14 @@ const headLife = time.Second
 // indexes are parts of objects that never change and whose keys are never used
 // again, so they are never wrong: when a head's refs lead nowhere, the head is.
 type known struct {
-	heads *otter.Cache[stream.ID, *indexpb.Head]
+	heads *otter.Cache[stream.ID, readHead]
 	parts *otter.Cache[part, any]
+}
+
+// readHead is a head, and when it was read.
+type readHead struct {
+	*indexpb.Head
+	at time.Time
 }
 
 // part names a page, or the index of a run.
@@ -40,10 +46,10 @@ type part struct {
 func newKnown(maxBytes int64) known {
 	const overhead = 256 // of key and bookkeeping, bytes
 	return known{
-		heads: otter.Must(&otter.Options[stream.ID, *indexpb.Head]{
-			MaximumWeight: uint64(maxBytes / 2), ExpiryCalculator: otter.ExpiryWriting[stream.ID, *indexpb.Head](headLife),
+		heads: otter.Must(&otter.Options[stream.ID, readHead]{
+			MaximumWeight: uint64(maxBytes / 2),
 			// A message takes about twice its encoding.
-			Weigher: func(_ stream.ID, h *indexpb.Head) uint32 { return uint32(2*proto.Size(h)) + overhead },
+			Weigher: func(_ stream.ID, h readHead) uint32 { return uint32(2*proto.Size(h.Head)) + overhead },
 		}),
 		parts: otter.Must(&otter.Options[part, any]{
 			MaximumWeight: uint64(maxBytes / 2),
@@ -61,17 +67,13 @@ func newKnown(maxBytes int64) known {
 	}
 }
 
-func (k known) close() {
-	k.heads.StopAllGoroutines()
-	k.parts.StopAllGoroutines()
-}
-
 // head returns what a stream's head names. It reaches at least reach: one that
 // does not is an old read, as the leader has seen a newer one.
 func (s *Service) head(ctx context.Context, id stream.ID, reach stream.Seq) (*indexpb.Head, error) {
-	if h, ok := s.known.heads.GetIfPresent(id); ok && reaches(h, reach) {
-		return h, nil
+	if h, ok := s.known.heads.GetIfPresent(id); ok && time.Since(h.at) < headLife && reaches(h.Head, reach) {
+		return h.Head, nil
 	}
+	begun := time.Now()
 	row, _, err := s.index.GetHead(ctx, id)
 	switch {
 	case catalog.IsNotFound(err):
@@ -84,7 +86,7 @@ func (s *Service) head(ctx context.Context, id stream.ID, reach stream.Seq) (*in
 	if !reaches(h, reach) {
 		return nil, fmt.Errorf("%w: the head of stream %s ends at %d, records up to %d are settled", errMoved, id, history.Next(h), reach)
 	}
-	s.known.heads.Set(id, h)
+	s.known.heads.Set(id, readHead{h, begun})
 	return h, nil
 }
 
@@ -297,13 +299,9 @@ func (s *Service) seek(ctx context.Context, id stream.ID, start, to stream.Seq, 
 	if err != nil {
 		return 0, false, err
 	}
-	// A ref may begin below the trim, but no frame that ends below it is the one.
-	start = max(start, stream.Seq(h.GetDroppedTo()))
-	i := slices.IndexFunc(frames, func(f settled.Frame) bool { return f.Next > start && f.LastTimestamp >= at })
-	if i < 0 {
-		return 0, false, nil
-	}
-	return max(frames[i].First, start), true, nil
+	i := slices.IndexFunc(frames, func(f settled.Frame) bool { return f.LastTimestamp >= at })
+	// The ref's last frame is one; and a ref may begin below the trim.
+	return max(frames[max(i, 0)].First, stream.Seq(h.GetDroppedTo())), true, nil
 }
 
 // gone reports whether an error means that what was looked for is not where it

@@ -110,7 +110,7 @@ func (w *world) removes(object string, change func()) {
 // the leader say so.
 func TestGoneObjectsAreLookedForAnew(t *testing.T) {
 	t.Run("rewritten", func(t *testing.T) {
-		w, s, refs := settledRecords(t, Config{})
+		w, s, refs := settledRecords(t, Config{Patience: headLife / 2})
 		joined := w.run(s.id, [][]byte{w.frameOf(refs[0]), w.frameOf(refs[1])}, settling{})
 		w.removes(refs[1].GetObject(), func() {
 			w.change(s, func() {
@@ -122,14 +122,14 @@ func TestGoneObjectsAreLookedForAnew(t *testing.T) {
 		w.mustRead(&novapb.ReadRequest{}, 0, 10)
 	})
 	t.Run("trimmed", func(t *testing.T) {
-		w, s, refs := settledRecords(t, Config{})
+		w, s, refs := settledRecords(t, Config{Patience: headLife / 2})
 		w.removes(refs[0].GetObject(), func() { w.trim(s, 4, true) })
 		_, err := w.read(&novapb.ReadRequest{Start: atSeq(0)})
 		want(t, err, codes.OutOfRange, reason.Trimmed)
 		w.mustRead(&novapb.ReadRequest{}, 4, 6)
 	})
 	t.Run("a page", func(t *testing.T) {
-		w, s, _ := settledRecords(t, Config{})
+		w, s, _ := settledRecords(t, Config{Patience: headLife / 2})
 		w.paged(s)
 		page := s.head.GetPages()[0]
 		h := proto.CloneOf(s.head)

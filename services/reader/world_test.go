@@ -138,7 +138,6 @@ func newWorld(t *testing.T, cfg Config) *world {
 func (w *world) close() {
 	w.svc.names.Close()
 	w.svc.ahead.close()
-	w.svc.known.close()
 }
 
 // DoIdempotent makes the world a Router that knows where the leader is.

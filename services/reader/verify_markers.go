@@ -1,0 +1,97 @@
+package reader
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nova-stream/nova/libs/history"
+	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+)
+
+// The queues of due markers, and where a marker goes that failed too often.
+var queues = []string{"create", "delete", "bucket", "directory", "chain", "settled", "unref", "reclaim", "retention"}
+
+const deadPrefix = "dead-"
+
+// farFuture is when every marker is due.
+func farFuture() time.Time { return time.Now().AddDate(100, 0, 0) }
+
+// markers are the due markers that lead to objects. Of a queue that holds too
+// many, not all are known, and nothing is said to be missing.
+type markers struct {
+	objects map[string]bool   // that are to be judged
+	runs    map[part]bool     // that are to be dropped; pages as run -1
+	reclaim map[string]uint64 // up to which slot a chain is to be reclaimed
+	partial map[string]bool   // queues of which not all is known
+}
+
+func (s *Service) readMarkers(ctx context.Context) (markers, error) {
+	m := markers{objects: map[string]bool{}, runs: map[part]bool{}, reclaim: map[string]uint64{}, partial: map[string]bool{}}
+	for _, queue := range queues {
+		for _, name := range []string{queue, deadPrefix + queue} {
+			due, err := s.index.ListDue(ctx, name, farFuture(), listAtOnce)
+			if err != nil {
+				return m, err
+			}
+			m.partial[queue] = m.partial[queue] || len(due) == listAtOnce
+			for _, d := range due {
+				if err := s.addMarker(ctx, &m, queue, d.Due); err != nil {
+					return m, err
+				}
+			}
+		}
+	}
+	return m, nil
+}
+
+func (s *Service) addMarker(ctx context.Context, m *markers, queue string, d *indexpb.Due) error {
+	switch queue {
+	case "settled", "directory":
+		m.objects[d.GetObject()] = true
+	case "reclaim":
+		m.reclaim[d.GetChainId()] = max(m.reclaim[d.GetChainId()], d.GetNumber())
+	case "unref":
+		return s.addUnref(ctx, m, d)
+	}
+	return nil
+}
+
+// addUnref adds what an unref marker drops, and what lies below its pages.
+func (s *Service) addUnref(ctx context.Context, m *markers, d *indexpb.Due) error {
+	ref := func(r *indexpb.Ref) error {
+		m.runs[part{r.GetObject(), int64(r.GetRun())}] = true
+		return nil
+	}
+	page := func(p *indexpb.RefPage) error {
+		m.runs[part{p.GetObject(), -1}] = true
+		return nil
+	}
+	for _, r := range d.GetRefs() {
+		_ = ref(r)
+	}
+	id, err := stream.ParseID(d.GetStreamId())
+	if err != nil {
+		return nil //nolint:nilerr // It leads to no pages that could be read.
+	}
+	load := s.loadPage(id, fromStorage[*indexpb.RefPageBody])
+	for _, p := range d.GetPages() {
+		_ = page(p)
+		err := history.WalkPage(ctx, func(ctx context.Context, p *indexpb.RefPage) (*indexpb.RefPageBody, error) {
+			body, err := load(ctx, p)
+			if gone(err) {
+				return nil, nil //nolint:nilnil // so says history.Load
+			}
+			return body, err
+		}, p, ref, page)
+		// Of a damaged page it is not known what lies below it; the page itself is
+		// found when it comes in the list.
+		if err != nil && !isDamaged(err) && !errors.Is(err, history.ErrBroken) {
+			return walked(id, 0, err)
+		}
+	}
+	return nil
+}
+
+func isDamaged(err error) bool { return errors.Is(err, errDamaged) }
