@@ -26,6 +26,15 @@ type ExportConfig struct {
 	Rate int
 }
 
+// Check refuses settings that make no sense, by the names of their flags.
+func (c ExportConfig) Check() error {
+	const least, most = time.Second, 7 * 24 * time.Hour
+	if c.Interval != 0 && (c.Interval < least || c.Interval > most) {
+		return fmt.Errorf("--export-interval must be 0, or %s to %s", least, most)
+	}
+	return nil
+}
+
 // Exporting is an index that also exports the metadata to the bucket.
 //
 // Exports are objects that no reader fetches and no cache keeps, so they are

@@ -31,7 +31,7 @@ func CheckRestored(ctx context.Context, store metastore.Store) error {
 		return nil // told by whoever needs the row
 	}
 	if id, ok := strings.CutPrefix(string(r.Value), restoreMark); ok {
-		return fmt.Errorf("the metastore is being restored from export %s and is not complete: run novad restore again, with the same flags", id)
+		return fmt.Errorf("a restore of the metastore was begun and did not finish (export %q): run novad restore again, with the same flags", id)
 	}
 	return nil
 }
@@ -52,47 +52,49 @@ func NewRows(store metastore.Store) (*Rows, error) {
 // ErrInUse means that a metastore holds a constellation.
 var ErrInUse = errors.New("the metastore holds a constellation")
 
-// BeginRestore marks the metastore as being restored from an export and returns the
-// export that a restore before, which did not finish, worked from: the caller MUST
-// go on with that one. ErrInUse: nothing was changed.
-func (r *Rows) BeginRestore(ctx context.Context, id string) (string, error) {
+// BeginRestore marks the metastore as being restored, before anything else is done
+// with it. It returns the export that a restore before, which did not finish, had
+// chosen: the caller MUST go on with that one. again: there was such a restore.
+// ErrInUse: the metastore holds a constellation, and nothing was changed.
+func (r *Rows) BeginRestore(ctx context.Context) (id string, again bool, err error) {
+	put := false
 	for {
 		row, err := r.s.store.Get(ctx, constellationKey())
 		if err == nil {
-			begun, ok := strings.CutPrefix(string(row.Value), restoreMark)
+			id, ok := strings.CutPrefix(string(row.Value), restoreMark)
 			if !ok {
-				return "", ErrInUse
+				return "", false, ErrInUse
 			}
-			return begun, nil
+			return id, !put, nil
 		}
 		if !errors.Is(err, metastore.ErrNotFound) {
-			return "", storeError(err)
+			return "", false, storeError(err)
 		}
-		_, err = r.s.store.Put(ctx, constellationKey(), []byte(restoreMark+id), metastore.Absent)
-		if err == nil {
-			return id, nil
+		put = true
+		_, err = r.s.store.Put(ctx, constellationKey(), []byte(restoreMark), metastore.Absent)
+		if err != nil && !errors.Is(err, metastore.ErrConflict) {
+			return "", false, storeError(err)
 		}
-		if !errors.Is(err, metastore.ErrConflict) && !errors.Is(err, metastore.ErrUnavailable) || ctx.Err() != nil {
-			return "", storeError(err)
+		if ctx.Err() != nil {
+			return "", false, storeError(ctx.Err())
 		}
 	}
 }
 
-// Restoring returns the export that an unfinished restore works from; "": there is
-// none. ErrInUse: the metastore holds a constellation.
-func (r *Rows) Restoring(ctx context.Context) (string, error) {
+// ChooseExport notes in the mark which export is restored.
+func (r *Rows) ChooseExport(ctx context.Context, id string) error {
 	row, err := r.s.store.Get(ctx, constellationKey())
-	if errors.Is(err, metastore.ErrNotFound) {
-		return "", nil
-	}
 	if err != nil {
-		return "", storeError(err)
+		return storeError(err)
 	}
-	begun, ok := strings.CutPrefix(string(row.Value), restoreMark)
-	if !ok {
-		return "", ErrInUse
+	switch string(row.Value) {
+	case restoreMark + id:
+		return nil
+	case restoreMark:
+		_, err = r.s.store.Put(ctx, constellationKey(), []byte(restoreMark+id), row.Version)
+		return storeError(err)
 	}
-	return begun, nil
+	return ErrInUse
 }
 
 // FinishRestore puts the constellation's row in the place of the mark: from then on
@@ -122,25 +124,25 @@ func (r *Rows) Put(ctx context.Context, m proto.Message) error {
 	if err != nil {
 		return broken(fmt.Sprintf("encode %s: %v", key.Path, err))
 	}
-	for {
-		row, err := r.s.store.Get(ctx, key)
-		switch {
-		case err == nil && bytes.Equal(row.Value, value):
-			return nil
-		case errors.Is(err, metastore.ErrNotFound):
-			row.Version = metastore.Absent
-		case err != nil:
-			return storeError(err)
-		}
-		_, err = r.s.store.Put(ctx, key, value, row.Version)
-		if err == nil {
-			return nil
-		}
-		// A put whose reply was lost is found by the next look.
+	// Most rows are not there.
+	_, err = r.s.store.Put(ctx, key, value, metastore.Absent)
+	for err != nil {
 		if !errors.Is(err, metastore.ErrConflict) || ctx.Err() != nil {
 			return storeError(err)
 		}
+		// Also a put whose reply was lost.
+		row, gerr := r.s.store.Get(ctx, key)
+		switch {
+		case gerr == nil && bytes.Equal(row.Value, value):
+			return nil
+		case errors.Is(gerr, metastore.ErrNotFound):
+			row.Version = metastore.Absent
+		case gerr != nil:
+			return storeError(gerr)
+		}
+		_, err = r.s.store.Put(ctx, key, value, row.Version)
 	}
+	return nil
 }
 
 // Get reads the row that m names by its key fields into m; false: there is none.

@@ -78,7 +78,7 @@ func (m *Metastore) CheckFresh(ctx context.Context, objects objectstore.Store) e
 		return nil
 	}
 	return fmt.Errorf("--dir %s holds records but no metadata: put %s back from a copy; "+
-		"it will not start without, since that would begin anew and hide the records, and a restore from the records alone is not available in this version",
+		"or run novad restore with the same flags; it will not start without, since that would begin anew and hide the records",
 		m.Dir, m.metadataFile())
 }
 

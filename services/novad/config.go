@@ -43,6 +43,7 @@ type Config struct {
 	Reaper      reaper.Config
 	Cache       cache.Config
 	Gateway     gateway.Config
+	Export      index.ExportConfig
 
 	// The rest is for tests.
 
@@ -68,6 +69,12 @@ func (c *Config) Flags(f *config.Flags) {
 	chainWriterFlags(f, &c.ChainWriter)
 	settlerFlags(f, &c.Settler)
 	f.MiB(&c.Cache.Bytes, "cache-mib", 256, "MiB of objects kept in memory for readers")
+	exportFlags(f, &c.Export)
+}
+
+// exportFlags declares what nova-index does too.
+func exportFlags(f *config.Flags, c *index.ExportConfig) {
+	f.Duration(&c.Interval, "export-interval", time.Hour, "how often the metadata are exported to the bucket, which a restore needs; nothing is deleted before an export no longer needs it; 0: never")
 }
 
 // sequencerFlags declares what nova-sequencer does too.
@@ -119,6 +126,9 @@ func (c *Config) Check() error {
 		return errors.New("--consul needs --advertise-host: where the other nodes reach this one")
 	}
 	if err := c.checkBudgets(); err != nil {
+		return err
+	}
+	if err := c.Export.Check(); err != nil {
 		return err
 	}
 	c.place()

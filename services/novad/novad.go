@@ -16,6 +16,7 @@ import (
 	"github.com/nova-stream/nova/libs/rpc"
 	"github.com/nova-stream/nova/libs/telemetry"
 	"github.com/nova-stream/nova/services/gateway"
+	"github.com/nova-stream/nova/services/index"
 	"github.com/nova-stream/nova/services/node"
 )
 
@@ -102,8 +103,10 @@ func (n *Node) openStorage(ctx context.Context) (err error) {
 	if err := n.cfg.Metastore.CheckFresh(ctx, n.objects); err != nil {
 		return err
 	}
-	n.meta, err = n.process.OpenMetastore(&n.cfg.Metastore, n.cfg.WrapMetastore)
-	return err
+	if n.meta, err = n.process.OpenMetastore(&n.cfg.Metastore, n.cfg.WrapMetastore); err != nil {
+		return err
+	}
+	return index.CheckRestored(ctx, n.meta)
 }
 
 // add builds a service, opens its endpoint and starts both.

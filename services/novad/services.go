@@ -21,7 +21,15 @@ type serviceOf struct {
 // services are all but the gateway, callees first.
 var services = []serviceOf{
 	{discovery.Index, func(n *Node, _ string) (node.Part, error) {
-		return index.New(index.Config{}, index.Deps{Store: n.meta, Log: n.process.Log})
+		s, err := index.New(index.Config{}, index.Deps{Store: n.meta, Log: n.process.Log})
+		if err != nil {
+			return nil, err
+		}
+		cfg := n.cfg.Export
+		if n.cfg.Dev {
+			cfg.Interval = 0 // metadata and objects are lost together
+		}
+		return index.NewExporting(s, cfg, n.objects)
 	}},
 	{discovery.Cache, func(n *Node, _ string) (node.Part, error) {
 		return cache.New(n.cfg.Cache, cache.Deps{

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"errors"
 
 	"github.com/nova-stream/nova/libs/config"
 	"github.com/nova-stream/nova/services/novad"
@@ -19,7 +18,7 @@ func main() {
 		Run:   func(ctx context.Context) error { return novad.Run(ctx, cfg) },
 		Commands: []config.Command{{
 			Name: "restore", About: "rebuild a lost metastore from the buckets, offline",
-			Run: func(context.Context) error { return errors.New("restore is not available in this version") },
+			Run: func(ctx context.Context) error { return novad.Restore(ctx, cfg) },
 		}},
 	}.Main()
 }
