@@ -214,7 +214,7 @@ func (s *Service) retire(ctx context.Context, m catalog.Marker, id stream.ChainI
 	if err := s.remove(ctx, queueChain, above); err != nil {
 		return err
 	}
-	_, err := s.index.UpdateChain(ctx, id.String(), func(c *indexpb.Chain) (bool, error) {
+	done, err := s.index.UpdateChain(ctx, id.String(), func(c *indexpb.Chain) (bool, error) {
 		if c.GetState() != indexpb.ChainState_CHAIN_STATE_SEALED || !reclaimed(c) {
 			return false, nil
 		}
@@ -223,6 +223,9 @@ func (s *Service) retire(ctx context.Context, m catalog.Marker, id stream.ChainI
 	})
 	if err != nil {
 		return fmt.Errorf("retire: %w", err)
+	}
+	if done.GetState() != indexpb.ChainState_CHAIN_STATE_RETIRED {
+		return later{s.cfg.Retry, "an old read of the chain's record"}
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -414,10 +415,14 @@ func (f *farm) queue(name string) []catalog.Marker {
 // converge lets time pass and a reaper work until the queues are empty.
 func (f *farm) converge(cfg Config, queues ...string) {
 	f.t.Helper()
-	s := f.process(cfg)
-	for range 60 {
-		_, err := s.Drain(f.t.Context(), &reaperpb.DrainRequest{})
-		f.must(err)
+	f.convergeWith(f.process(cfg).Service, queues...)
+}
+
+// convergeWith does so with a reaper that may fail now and then.
+func (f *farm) convergeWith(s *Service, queues ...string) {
+	f.t.Helper()
+	for range 100 {
+		_, _ = s.Drain(f.t.Context(), &reaperpb.DrainRequest{})
 		next := f.nextDue(queues)
 		if next.IsZero() {
 			return
@@ -494,6 +499,7 @@ type scene func(f *farm) (end func())
 // and after its effect, alone and beside another that works on the same markers,
 // and then another until nothing is left to do.
 func crashes(t *testing.T, cfg Config, queue string, queues []string, play scene) {
+	synctest.Test(t, func(t *testing.T) { disturbs(t, cfg, queues, play) })
 	for _, beside := range []bool{false, true} {
 		for _, where := range []string{"rows", "objects"} {
 			for _, after := range []bool{false, true} {
@@ -516,6 +522,41 @@ func crashes(t *testing.T, cfg Config, queue string, queues []string, play scene
 						}, beside)
 				}
 			}
+		}
+	}
+}
+
+// disturbs runs a scene with a reaper of which every call in turn fails once,
+// before or after its effect, or reads what was there before.
+func disturbs(t *testing.T, cfg Config, queues []string, play scene) {
+	t.Helper()
+	once := func(what string, script func(*process) (acted func() int)) bool {
+		f := newFarm(t)
+		end := play(f)
+		p := f.process(cfg)
+		acted := script(p)
+		defer func() {
+			if t.Failed() {
+				t.Log("disturbed by", what)
+			}
+		}()
+		f.convergeWith(p.Service, queues...)
+		n := acted()
+		p.rows.Clear()
+		end()
+		return n > 0
+	}
+	for _, do := range []metafault.Action{metafault.FailBefore, metafault.LoseReply, metafault.Stale} {
+		rule := metafault.Rule{Do: do, Back: 1}
+		if do == metafault.Stale {
+			rule.Op = metafault.Read
+		}
+		for rule.Nth = 1; once(fmt.Sprintf("rows: %+v", rule), func(p *process) func() int { return p.rows.Script(rule).Acted }); rule.Nth++ {
+		}
+	}
+	for _, do := range []fault.Action{fault.FailBefore, fault.LoseReply, fault.Throttle} {
+		rule := fault.Rule{Do: do}
+		for rule.Nth = 1; once(fmt.Sprintf("objects: %+v", rule), func(p *process) func() int { return p.objects.Script(rule).Acted }); rule.Nth++ {
 		}
 	}
 }

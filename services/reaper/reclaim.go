@@ -92,22 +92,31 @@ func (s *Service) reclaimPart(ctx context.Context, queue string, id stream.Chain
 			dead = append(dead, object{key: chain.SlotKey(id, stream.Slot(slot))})
 		}
 	}
-	// A directory may begin up to a window earlier.
-	rows, err := s.index.Directories(ctx, id.String(), from-min(from, chain.Window-1), to)
-	if err != nil {
-		return err
-	}
-	rows = slices.DeleteFunc(rows, func(d *indexpb.Directory) bool { return d.GetTo() <= from || pinned(d.GetFrom(), d.GetTo()) })
-	for _, d := range rows {
-		dead = append(dead, object{d.GetObject(), d.GetSize()})
-	}
-	if err := s.remove(ctx, queue, dead); err != nil {
-		return err
-	}
-	for _, d := range rows {
-		if err := s.index.DeleteDirectory(ctx, id.String(), d.GetFrom()); err != nil {
-			return fmt.Errorf("remove the row of directory %d: %w", d.GetFrom(), err)
+	for looks := 0; ; looks++ {
+		// A directory may begin up to a window earlier.
+		rows, err := s.index.Directories(ctx, id.String(), from-min(from, chain.Window-1), to)
+		if err != nil {
+			return err
+		}
+		rows = slices.DeleteFunc(rows, func(d *indexpb.Directory) bool { return d.GetTo() <= from || pinned(d.GetFrom(), d.GetTo()) })
+		for _, d := range rows {
+			dead = append(dead, object{d.GetObject(), d.GetSize()})
+		}
+		// That there is none may be an old read: once is not enough.
+		if looks > 0 && len(rows) == 0 {
+			return nil
+		}
+		if err := s.remove(ctx, queue, dead); err != nil {
+			return err
+		}
+		dead = dead[:0]
+		for _, d := range rows {
+			if err := s.index.DeleteDirectory(ctx, id.String(), d.GetFrom()); err != nil {
+				return fmt.Errorf("remove the row of directory %d: %w", d.GetFrom(), err)
+			}
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 	}
-	return nil
 }
