@@ -18,7 +18,7 @@ func (a *app) verifyCommand() *cobra.Command {
 	var all, repair bool
 	cmd := &cobra.Command{
 		Use:   "verify BUCKET/STREAM | verify BUCKET | verify --all",
-		Short: "check numbers, checksums and content hashes against storage; exit 1 on any finding",
+		Short: "check numbers, checksums and content hashes against storage, with --all also for what leaks; exit 1 on any finding",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &novapb.VerifyRequest{All: all, Repair: repair}
@@ -34,7 +34,7 @@ func (a *app) verifyCommand() *cobra.Command {
 			return a.verify(cmd.Context(), req)
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "every stream of every bucket")
+	cmd.Flags().BoolVar(&all, "all", false, "every stream of every bucket, and that metadata and objects belong to each other")
 	cmd.Flags().BoolVar(&repair, "repair", false, "repair what can be repaired")
 	return cmd
 }
@@ -49,7 +49,7 @@ func (a *app) verify(ctx context.Context, req *novapb.VerifyRequest) error {
 	if err != nil {
 		return err
 	}
-	found := false
+	var sum verified
 	for {
 		m, err := call.Recv()
 		if errors.Is(err, io.EOF) {
@@ -58,28 +58,80 @@ func (a *app) verify(ctx context.Context, req *novapb.VerifyRequest) error {
 		if err != nil {
 			return err
 		}
-		name := m.GetBucket() + "/" + m.GetStream()
-		for _, f := range m.GetFindings() {
-			found = true
-			v := view(f)
-			v["stream"] = name
-			if err := a.show(v, func(w io.Writer) { fmt.Fprintf(w, "%s: %s: %s\n", name, f.GetKind(), f.GetMessage()) }); err != nil {
-				return err
-			}
+		if err := a.showVerified(m); err != nil {
+			return err
 		}
-		if m.GetDone() {
-			err := a.show(map[string]any{"stream": name, "stream_id": m.GetStreamId(), "records": m.GetRecords(), "bytes": m.GetBytes(), "done": true}, func(w io.Writer) {
-				fmt.Fprintf(w, "%s: %d records, %d bytes checked\n", name, m.GetRecords(), m.GetBytes())
-			})
-			if err != nil {
-				return err
-			}
+		sum.add(m)
+	}
+	if req.GetStream() == "" {
+		if err := a.show(sum.view(), sum.print); err != nil {
+			return err
 		}
 	}
-	if found {
+	if sum.findings > 0 {
 		return errSilent
 	}
 	return nil
+}
+
+// showVerified shows what a report finds, and a line when it is the last one of a
+// stream.
+func (a *app) showVerified(m *novapb.VerifyResponse) error {
+	name := "constellation"
+	if m.GetBucket() != "" {
+		name = m.GetBucket() + "/" + m.GetStream()
+	}
+	for _, f := range m.GetFindings() {
+		v := view(f)
+		v["stream"] = name
+		if err := a.show(v, func(w io.Writer) { fmt.Fprintf(w, "%s: %s: %s\n", name, f.GetKind(), f.GetMessage()) }); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !m.GetDone():
+		return nil
+	case m.GetBucket() == "":
+		return a.show(map[string]any{"constellation": true, "chains": m.GetChains(), "objects": m.GetObjects(), "done": true}, func(w io.Writer) {
+			fmt.Fprintf(w, "%s: %d chains, %d objects checked\n", name, m.GetChains(), m.GetObjects())
+		})
+	}
+	return a.show(map[string]any{
+		"stream": name, "stream_id": m.GetStreamId(), "records": m.GetRecords(), "settled_records": m.GetSettledRecords(), "bytes": m.GetBytes(), "done": true,
+	}, func(w io.Writer) {
+		fmt.Fprintf(w, "%s: %d records, %d bytes checked\n", name, m.GetRecords(), m.GetBytes())
+	})
+}
+
+// verified sums up what was verified.
+type verified struct {
+	streams, records, settled, bytes, chains, objects, findings uint64
+}
+
+func (s *verified) add(m *novapb.VerifyResponse) {
+	s.findings += uint64(len(m.GetFindings()))
+	switch {
+	case !m.GetDone():
+	case m.GetBucket() == "":
+		s.chains, s.objects = m.GetChains(), m.GetObjects()
+	default:
+		s.streams++
+		s.records += m.GetRecords()
+		s.settled += m.GetSettledRecords()
+		s.bytes += m.GetBytes()
+	}
+}
+
+func (s *verified) view() map[string]any {
+	return map[string]any{
+		"streams": s.streams, "records": s.records, "settled_records": s.settled, "bytes": s.bytes, "chains": s.chains, "objects": s.objects,
+		"findings": s.findings, "summary": true,
+	}
+}
+
+func (s *verified) print(w io.Writer) {
+	fmt.Fprintf(w, "%d streams, %d records (%d settled), %d bytes, %d chains, %d objects checked: %d findings\n",
+		s.streams, s.records, s.settled, s.bytes, s.chains, s.objects, s.findings)
 }
 
 func (a *app) fleetCommand() *cobra.Command {

@@ -207,6 +207,17 @@ func TestOperations(t *testing.T) {
 	if out := w.must(t, "", "verify", "tests/log"); out != "tests/log: 1 records, 0 bytes checked\n" {
 		t.Errorf("%q", out)
 	}
+	const nothing = "constellation: 0 chains, 0 objects checked\n0 streams, 0 records (0 settled), 0 bytes, 0 chains, 0 objects checked: 0 findings\n"
+	if out := w.must(t, "", "verify", "--all"); out != nothing {
+		t.Errorf("%q", out)
+	}
+	w.Findings = []*novapb.VerifyFinding{{Kind: "leak", Message: "settled/1 has no row"}}
+	if r := w.run(t, "", "verify", "--all"); r.code != 1 || !strings.Contains(r.out, "constellation: leak: settled/1 has no row\n") || !strings.HasSuffix(r.out, ": 1 findings\n") {
+		t.Errorf("%+v", r)
+	}
+	if r := w.run(t, "", "verify", "--all", "-o", "json"); r.code != 1 || !strings.Contains(r.out, `"findings":1`) {
+		t.Errorf("%+v", r)
+	}
 	w.Findings = []*novapb.VerifyFinding{{Kind: "gap", Message: "records 3..5 are missing", FirstSeq: 3, NextSeq: 6}}
 	if r := w.run(t, "", "verify", "tests/log"); r.code != 1 || !strings.Contains(r.out, "tests/log: gap: records 3..5 are missing") {
 		t.Errorf("%+v", r)

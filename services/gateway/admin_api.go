@@ -87,7 +87,8 @@ func (s *Service) ListChains(ctx context.Context, req *novapb.ListChainsRequest)
 	return out, nil
 }
 
-// Verify checks one stream, a bucket's, or all.
+// Verify checks one stream, a bucket's, or all; with all, also that the rows of the
+// metadata and the objects in the store belong to each other.
 func (s *Service) Verify(req *novapb.VerifyRequest, srv novapb.AdminService_VerifyServer) error {
 	if req.GetRepair() {
 		return reason.Missing("repair")
@@ -144,7 +145,14 @@ func (s *Service) verifyAll(ctx context.Context, req *novapb.VerifyRequest, srv 
 			more = page.GetHasMore()
 		}
 	}
-	return nil
+	if !req.GetAll() {
+		return nil
+	}
+	up, err := s.verify.VerifyObjects(ctx, &readerpb.VerifyObjectsRequest{})
+	if err != nil {
+		return err
+	}
+	return passOn(up.Recv, srv)
 }
 
 func (s *Service) verifyStream(ctx context.Context, bucket, name string, srv novapb.AdminService_VerifyServer) error {
@@ -152,8 +160,15 @@ func (s *Service) verifyStream(ctx context.Context, bucket, name string, srv nov
 	if err != nil {
 		return err
 	}
+	return passOn(up.Recv, srv)
+}
+
+// passOn sends what a reader reports to the caller.
+func passOn[T interface {
+	GetProgress() *novapb.VerifyResponse
+}](recv func() (T, error), srv novapb.AdminService_VerifyServer) error {
 	for {
-		msg, err := up.Recv()
+		msg, err := recv()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
