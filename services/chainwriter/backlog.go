@@ -9,7 +9,8 @@ import (
 )
 
 // backlogInterval is how often the index is asked how far the present chain is
-// absorbed, while anything is not. An idle chain costs nothing.
+// absorbed and settled, while anything is not absorbed or flights wait for it to
+// be settled. An idle chain costs nothing.
 const backlogInterval = time.Second
 
 // watchBacklog keeps the present chain's backlog in view until ctx ends, and
@@ -36,14 +37,14 @@ func (s *Service) watchBacklog(ctx context.Context) {
 }
 
 func (s *Service) reduceBacklog(ctx context.Context, w *writer) error {
-	if backlog, _ := w.behind(); backlog <= 0 {
+	if !w.curious() {
 		return nil
 	}
 	r, _, err := s.index.GetChain(ctx, w.id.String())
 	if err != nil {
 		return err
 	}
-	w.learn(stream.Slot(r.GetAbsorbedTo()))
+	w.learn(stream.Slot(r.GetAbsorbedTo()), stream.Slot(r.GetSettledTo()))
 	// Window by window, so that flights leave again as soon as there is room.
 	for {
 		backlog, absorbed := w.behind()
@@ -54,8 +55,15 @@ func (s *Service) reduceBacklog(ctx context.Context, w *writer) error {
 		if err != nil {
 			return err
 		}
-		w.learn(to)
+		w.learn(to, 0)
 	}
+}
+
+// curious reports whether there is something to learn of the chain.
+func (w *writer) curious() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.ended && (w.backlog() > 0 || w.atLimit() == limitUnsettled)
 }
 
 // behind returns the backlog and how far the chain is absorbed; 0 once it ended.
@@ -68,9 +76,12 @@ func (w *writer) behind() (int, stream.Slot) {
 	return w.backlog(), w.absorbed
 }
 
-func (w *writer) learn(absorbed stream.Slot) {
+// learn takes in how far the chain is absorbed and settled, as somebody read: it
+// may be less than what was learned before.
+func (w *writer) learn(absorbed, settled stream.Slot) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.absorbed = max(w.absorbed, absorbed)
+	w.unsettled.learn(w.absorbed, settled)
 	w.changed.Broadcast()
 }

@@ -30,6 +30,11 @@ type Config struct {
 	// BacklogFlights limits the committed slots that are not absorbed yet,
 	// default 1024; beyond it no flight leaves.
 	BacklogFlights int
+	// UnsettledBytes limits the bytes of committed slots that are not settled yet,
+	// default 4 GiB, and UnsettledWindows the windows that they were absorbed in,
+	// default 1024; beyond either no flight leaves.
+	UnsettledBytes   int64
+	UnsettledWindows int
 	// HedgeAfter, StuckAfter: see chain.AppenderConfig.
 	HedgeAfter time.Duration
 	StuckAfter time.Duration
@@ -54,6 +59,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.BacklogFlights == 0 {
 		c.BacklogFlights = 1024
+	}
+	if c.UnsettledBytes == 0 {
+		c.UnsettledBytes = 4 << 30
+	}
+	if c.UnsettledWindows == 0 {
+		c.UnsettledWindows = 1024
 	}
 	if c.StopTimeout == 0 {
 		c.StopTimeout = time.Second

@@ -12,6 +12,7 @@
 //   - A chain that broke is not offered any more, whether or not it can be sealed
 //     yet; while its store is in doubt, the next one is offered only once its
 //     first slot was taken. Those that wait to be sealed are bounded (I8).
-//   - The pool, a flight, the remembered commits and the backlog of slots not
-//     yet absorbed are bounded (I8); at the limit nothing more is taken in.
+//   - The pool, a flight, the remembered commits, the backlog of slots not yet
+//     absorbed and what is not yet settled are bounded (I8); at the limit nothing
+//     more is taken in.
 package chainwriter

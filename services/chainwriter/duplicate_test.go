@@ -32,7 +32,7 @@ func TestRepeatedEntryIsTakenOnce(t *testing.T) {
 			t.Fatalf("sender %d was told %v of what is not committed", i, m)
 		}
 	}
-	w.commit(7, items)
+	w.commit(7, items, 100)
 	late := newSession()
 	if r := w.accept(t.Context(), e, nil, late); r != nil {
 		t.Fatalf("refused: %v", r)

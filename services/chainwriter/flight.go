@@ -127,23 +127,60 @@ func (w *writer) sendFlights() {
 	}
 }
 
-// awaitWork waits until there is something to send and room in the backlog;
-// false: the chain has ended. A fence may pass the limit: recovery waits for it,
-// and there are few.
+// awaitWork waits until there is something to send and room within the limits of
+// what is not absorbed and not settled; false: the chain has ended. A fence may
+// pass the limits: recovery waits for it, and there are few.
 func (w *writer) awaitWork() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	warned := false
-	for !w.ended && w.fences == 0 && (len(w.ring) == 0 || w.backlog() >= w.cfg.BacklogFlights) {
-		if len(w.ring) > 0 && !warned {
-			warned = true
-			w.log.Warn("too many slots wait to be absorbed; flights stop until some are", "chain", w.id.String(),
-				"committed", uint64(w.commits), "absorbed", uint64(w.absorbed), "limit", w.cfg.BacklogFlights)
-			w.metrics.backlogFull.Add(context.Background(), 1)
+	warned := limitNone
+	for !w.ended && w.fences == 0 {
+		if len(w.ring) > 0 {
+			at := w.atLimit()
+			if at == limitNone {
+				break
+			}
+			if at != warned {
+				warned = at
+				w.warnLimit(at)
+			}
 		}
 		w.changed.Wait()
 	}
 	return !w.ended
+}
+
+// limit is one that flights are held up by.
+type limit int
+
+const (
+	limitNone limit = iota
+	limitBacklog
+	limitUnsettled
+)
+
+// atLimit returns the limit that is reached. Called with mu held.
+func (w *writer) atLimit() limit {
+	switch u := &w.unsettled; {
+	case w.backlog() >= w.cfg.BacklogFlights:
+		return limitBacklog
+	case u.bytes >= w.cfg.UnsettledBytes || len(u.windows) >= w.cfg.UnsettledWindows:
+		return limitUnsettled
+	}
+	return limitNone
+}
+
+// warnLimit says that flights are held up. Called with mu held.
+func (w *writer) warnLimit(at limit) {
+	ctx, log := context.Background(), w.log.With("chain", w.id.String(), "committed", uint64(w.commits), "absorbed", uint64(w.absorbed))
+	if at == limitBacklog {
+		log.WarnContext(ctx, "too many slots wait to be absorbed; flights stop until some are", "limit", w.cfg.BacklogFlights)
+		w.metrics.backlogFull.Add(ctx, 1)
+		return
+	}
+	log.WarnContext(ctx, "too much waits to be settled; flights stop until some is", "bytes", w.unsettled.bytes, "limit", w.cfg.UnsettledBytes,
+		"windows", len(w.unsettled.windows), "limit_windows", w.cfg.UnsettledWindows)
+	w.metrics.unsettledFull.Add(ctx, 1)
 }
 
 // backlog is how many committed slots are not known to be absorbed.
@@ -203,7 +240,7 @@ func (w *writer) launch(ctx context.Context, items []*item) bool {
 			return
 		}
 		w.metrics.landed(ctx, w.now().Sub(started), len(items), size)
-		w.commit(slot, items)
+		w.commit(slot, items, size)
 	}
 	if err := w.appender.Launch(chain.Flight{Builder: b, Span: span, Done: done}); err != nil {
 		endFlight(span, err)

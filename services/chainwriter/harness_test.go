@@ -122,6 +122,17 @@ func (n *node) open(t testing.TB) string {
 	return res.GetChainId()
 }
 
+// calls returns how many calls it made of the stores.
+func (n *node) calls() (total int) {
+	for _, k := range n.rows.Counts() {
+		total += k.Calls
+	}
+	for _, k := range n.objects.Counts() {
+		total += k.Calls
+	}
+	return total
+}
+
 // sender is one WriteEntries call; it gathers what it is told.
 type sender struct {
 	t      testing.TB

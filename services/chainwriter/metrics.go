@@ -10,16 +10,17 @@ import (
 
 // metrics are the chain-writer's instruments, all named nova.chainwriter.*.
 type metrics struct {
-	flight      metric.Float64Histogram
-	entries     metric.Int64Counter
-	bytes       metric.Int64Counter
-	poolFull    metric.Int64Counter
-	backlogFull metric.Int64Counter
+	flight        metric.Float64Histogram
+	entries       metric.Int64Counter
+	bytes         metric.Int64Counter
+	poolFull      metric.Int64Counter
+	backlogFull   metric.Int64Counter
+	unsettledFull metric.Int64Counter
 }
 
-// newMetrics makes them; load is asked for the bytes in the pool and the backlog,
-// unsealed for the chains that broke and have no cut yet.
-func newMetrics(m metric.Meter, load func() (pooled, backlog int64), unsealed func() int64) (*metrics, error) {
+// newMetrics makes them; load is asked for what the present chain holds, unsealed
+// for the chains that broke and have no cut yet.
+func newMetrics(m metric.Meter, load func() load, unsealed func() int64) (*metrics, error) {
 	if m == nil {
 		m = noop.Meter{}
 	}
@@ -45,15 +46,17 @@ func newMetrics(m metric.Meter, load func() (pooled, backlog int64), unsealed fu
 			}))
 		keep(e)
 	}
-	gauge("nova.chainwriter.pool.bytes", "By", "Entries that wait or are in the air.", func() int64 { n, _ := load(); return n })
-	gauge("nova.chainwriter.backlog.slots", "{slot}", "Committed slots of the present chain not known to be absorbed.", func() int64 { _, n := load(); return n })
+	gauge("nova.chainwriter.pool.bytes", "By", "Entries that wait or are in the air.", func() int64 { return load().pooled })
+	gauge("nova.chainwriter.backlog.slots", "{slot}", "Committed slots of the present chain not known to be absorbed.", func() int64 { return load().backlog })
+	gauge("nova.chainwriter.unsettled.bytes", "By", "Committed slots of the present chain not known to be settled.", func() int64 { return load().unsettled })
 	gauge("nova.chainwriter.unsealed.chains", "{chain}", "Chains of this life that broke and could not be sealed yet.", unsealed)
 	return &metrics{
-		flight:      flight,
-		entries:     counter("nova.chainwriter.committed.entries", "{entry}", "Entries committed."),
-		bytes:       counter("nova.chainwriter.committed.bytes", "By", "Bytes of bundles committed."),
-		poolFull:    counter("nova.chainwriter.pool.full", "{event}", "Times that an entry waited for the pool."),
-		backlogFull: counter("nova.chainwriter.backlog.full", "{event}", "Times that flights waited for slots to be absorbed."),
+		flight:        flight,
+		entries:       counter("nova.chainwriter.committed.entries", "{entry}", "Entries committed."),
+		bytes:         counter("nova.chainwriter.committed.bytes", "By", "Bytes of bundles committed."),
+		poolFull:      counter("nova.chainwriter.pool.full", "{event}", "Times that an entry waited for the pool."),
+		backlogFull:   counter("nova.chainwriter.backlog.full", "{event}", "Times that flights waited for slots to be absorbed."),
+		unsettledFull: counter("nova.chainwriter.unsettled.full", "{event}", "Times that flights waited for slots to be settled."),
 	}, err
 }
 

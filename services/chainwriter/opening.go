@@ -217,11 +217,13 @@ func (w *writer) prove(ctx context.Context) error {
 		return fmt.Errorf("first slot: %w", err)
 	}
 	landed := make(chan error, 1)
+	b := bundle.NewBuilder(w.id, stream.NewFlightID(), stream.ProfileStandard)
+	size := b.Size()
 	if err := w.appender.Launch(chain.Flight{
-		Builder: bundle.NewBuilder(w.id, stream.NewFlightID(), stream.ProfileStandard),
+		Builder: b,
 		Done: func(slot stream.Slot, err error) {
 			if err == nil {
-				w.commit(slot, nil)
+				w.commit(slot, nil, size)
 			}
 			landed <- err
 		},

@@ -100,15 +100,21 @@ func (s *Service) Run(ctx context.Context) error {
 	return nil
 }
 
-// load returns the bytes in the pool and the slots not absorbed yet.
-func (s *Service) load() (pooled, backlog int64) {
+// load is what the present chain holds.
+type load struct {
+	pooled    int64 // bytes in the pool
+	backlog   int64 // slots not absorbed yet
+	unsettled int64 // bytes not settled yet
+}
+
+func (s *Service) load() load {
 	s.mu.Lock()
 	w := s.current
 	s.mu.Unlock()
 	if w == nil {
-		return 0, 0
+		return load{}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.pooled, int64(w.backlog())
+	return load{pooled: w.pooled, backlog: int64(w.backlog()), unsettled: w.unsettled.bytes}
 }

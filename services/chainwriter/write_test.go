@@ -131,7 +131,7 @@ func TestFenceCutsAndRepeats(t *testing.T) {
 		res, err := n.Fence(t.Context(), &chainwriterpb.FenceRequest{ChainId: id, Shard: 7, Epoch: epoch})
 		return res.GetCut(), err
 	}
-	eventually(t, "the entry waits", func() bool { _, pooled := n.svc.load(); p, _ := n.svc.load(); return p > 0 || pooled > 0 })
+	eventually(t, "the entry waits", func() bool { l := n.svc.load(); return l.pooled > 0 || l.backlog > 0 })
 	var wg sync.WaitGroup
 	cuts := make([]uint64, 3)
 	for i := range cuts {
@@ -268,27 +268,18 @@ func TestIdleCostsNothing(t *testing.T) {
 		s := n.send(t, id)
 		s.entry(token(0, 1, 0))
 		s.await(1, 0)
-		calls := func() (total int) {
-			for _, k := range n.rows.Counts() {
-				total += k.Calls
-			}
-			for _, k := range n.objects.Counts() {
-				total += k.Calls
-			}
-			return total
-		}
-		before := calls()
+		before := n.calls()
 		time.Sleep(time.Minute)
-		if got := calls() - before; got > 60 {
+		if got := n.calls() - before; got > 60 {
 			t.Errorf("%d calls in a minute with a backlog", got)
 		}
 		if _, err := n.AbsorbTo(t.Context(), &chainwriterpb.AbsorbToRequest{ChainId: id, To: 1}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Second)
-		before = calls()
+		before = n.calls()
 		time.Sleep(time.Hour)
-		if got := calls() - before; got != 0 {
+		if got := n.calls() - before; got != 0 {
 			t.Errorf("%d calls in an idle hour", got)
 		}
 		s.cancel()

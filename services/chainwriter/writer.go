@@ -32,7 +32,7 @@ type writer struct {
 	sealed   atomic.Bool   // the chain's cut is recorded, as this life knows
 
 	mu       sync.Mutex // guards what follows
-	changed  *sync.Cond // room, work, backlog or ended changed
+	changed  *sync.Cond // room, work, what limits flights, or ended changed
 	shards   map[stream.Shard]*shardState
 	ring     []*shardState // those with entries that wait, in turn
 	waiting  int64         // bytes of entries that wait for a flight
@@ -41,6 +41,8 @@ type writer struct {
 	commits  stream.Slot   // slots committed
 	absorbed stream.Slot   // as last learned
 	ended    bool
+
+	unsettled unsettled
 }
 
 // item is an entry in the pool or in the air.
@@ -249,11 +251,12 @@ func errSealed() error {
 	return reason.New(codes.FailedPrecondition, reason.ChainSealed, "the chain has ended")
 }
 
-// commit answers the entries of a committed flight, in their order.
-func (w *writer) commit(slot stream.Slot, items []*item) {
+// commit answers the entries of a committed flight of size bytes, in their order.
+func (w *writer) commit(slot stream.Slot, items []*item, size int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.commits = slot + 1
+	w.unsettled.committed(slot, int64(size))
 	for _, it := range items {
 		w.pooled -= it.bytes()
 		it.at.Slot = slot

@@ -13,6 +13,7 @@ import (
 	"github.com/nova-stream/nova/services/cache"
 	"github.com/nova-stream/nova/services/chainwriter"
 	"github.com/nova-stream/nova/services/gateway"
+	"github.com/nova-stream/nova/services/index"
 	"github.com/nova-stream/nova/services/node"
 	"github.com/nova-stream/nova/services/reader"
 	"github.com/nova-stream/nova/services/reaper"
@@ -95,6 +96,7 @@ func chainWriterFlags(f *config.Flags, c *chainwriter.Config) {
 	f.Int(&c.Lanes, "put-lanes", 4, "flights in the air at once")
 	f.MiB(&c.PoolBytes, "flight-pool-mib", 256, "MiB of entries that wait for a flight or are in one")
 	f.Int(&c.BacklogFlights, "chain-backlog-flights", 1024, "committed flights of a chain not yet absorbed; beyond it appends wait")
+	f.MiB(&c.UnsettledBytes, "chain-unsettled-mib", 4096, "MiB of committed flights of a chain not yet settled; beyond it appends wait")
 }
 
 // settlerFlags declares what nova-settler does too; --read-grace is nova-reaper's
@@ -157,6 +159,7 @@ func (c *Config) checkBudgets() error {
 	}{
 		{"--shards", int64(c.Sequencer.Shards)}, {"--flight-bytes", int64(c.ChainWriter.FlightBytes)},
 		{"--put-lanes", int64(c.ChainWriter.Lanes)}, {"--chain-backlog-flights", int64(c.ChainWriter.BacklogFlights)},
+		{"--chain-unsettled-mib", c.ChainWriter.UnsettledBytes},
 		{"--tail-window-mib", c.Sequencer.TailWindowBytes}, {"--coordinates-mib", c.Sequencer.CoordinateBytes},
 		{"--cache-mib", c.Cache.Bytes}, {"--max-producer-sessions", int64(c.Sequencer.MaxSessions)},
 	} {
@@ -172,6 +175,9 @@ func (c *Config) checkBudgets() error {
 		return fmt.Errorf("--append-pool-mib must be at least %d", minPool>>20)
 	case c.ChainWriter.PoolBytes < minPool:
 		return fmt.Errorf("--flight-pool-mib must be at least %d", minPool>>20)
+	case c.Settler.SettleBytes > c.ChainWriter.UnsettledBytes/2:
+		// Appends would wait for what is not settled yet because it is too little.
+		return errors.New("--settle-mib must be at most half of --chain-unsettled-mib")
 	}
 	return nil
 }

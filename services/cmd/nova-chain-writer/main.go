@@ -25,6 +25,7 @@ func main() {
 			f.Int(&cfg.Lanes, "put-lanes", 4, "flights in the air at once")
 			f.MiB(&cfg.PoolBytes, "flight-pool-mib", 256, "MiB of entries that wait for a flight or are in one")
 			f.Int(&cfg.BacklogFlights, "chain-backlog-flights", 1024, "committed flights of a chain not yet absorbed; beyond it appends wait")
+			f.MiB(&cfg.UnsettledBytes, "chain-unsettled-mib", 4096, "MiB of committed flights of a chain not yet settled; beyond it appends wait")
 		},
 		Check: func() error { return node.CheckAll(&s, &objects) },
 		Run: func(ctx context.Context) error {
