@@ -114,8 +114,9 @@ func (s *Service) look(ctx context.Context, t *tracked) {
 		to, err = s.chains.Absorb(ctx, t.id)
 		s.absorbed(ctx, t.name, to)
 	}
-	if err == nil {
-		err = s.survey(ctx, t)
+	// What is absorbed is settled even if no more can be.
+	if serr := s.survey(ctx, t); err == nil {
+		err = serr
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
