@@ -113,6 +113,55 @@ func TestOldShardRecordDecidesNothing(t *testing.T) {
 		p.rows.Clear()
 		p.must(w)
 	})
+	// One that does not know yet that the shard was in another chain between.
+	run(t, func(t *testing.T, w *world) {
+		a, b := w.newChain(), w.newChain()
+		w.lead(0, a)
+		l := w.open("first", 0)
+		l.append(1, 1)
+		a.absorb()
+		p := w.process(Config{})
+		p.must(w)
+		w.lead(0, b)
+		l.append(1, 1)
+		b.absorb()
+		w.lead(0, a)
+		l.append(1, 1)
+		a.absorb()
+		for range 2 { // to the end of the fence, and beyond
+			p.rows.Clear()
+			p.rows.Script(metafault.Rule{Op: metafault.Read, Prefix: "shard/", Do: metafault.Stale, Back: 4})
+			before := a.record().GetSettledTo()
+			_, err := p.settle(t.Context(), a.id)
+			if before == 2 {
+				wantBlocked(t, err, "old read")
+			}
+		}
+		p.rows.Clear()
+		p.must(w)
+	})
+}
+
+// The reply to the change of a head was lost, and what was read then did not show
+// it: the run may be named, so its bit stays (I11).
+func TestUncertainRunIsLeftToItsJudge(t *testing.T) {
+	one(t, func(t *testing.T, w *world, c *written) {
+		l, other := w.open("first"), w.open("first")
+		l.append(1, 100)
+		other.append(1, 100)
+		c.absorb()
+		p := w.process(Config{})
+		prefix := "head/" + l.id.String()
+		p.rows.Script(metafault.Rule{Op: metafault.Put, Prefix: prefix, Nth: 1, Do: metafault.OwnConflict})
+		p.rows.Script(metafault.Rule{Op: metafault.Get, Prefix: prefix, Nth: 3, Do: metafault.Stale})
+		p.must(w)
+		due := w.due(queueSettled)
+		if len(due) != 1 {
+			t.Fatalf("markers %v", due)
+		}
+		w.judge(due[0].GetObject())
+		w.check()
+	})
 }
 
 // quarantine records it in the head, as a leader does.

@@ -195,6 +195,67 @@ func TestDiesAnywhereAndTheNextFinishes(t *testing.T) {
 	})
 }
 
+// tangle is a chain whose last span needs all of the rest: a stream larger than
+// the memory, one whose refs go into a page, one that drops refs, one that is
+// quarantined, one whose log is broken, and one that was deleted broken.
+func (w *world) tangle() {
+	w.t.Helper()
+	c := w.newChain()
+	for n := range stream.Shard(shards) {
+		w.lead(n, c)
+	}
+	many, large, quarantined, broken, deleted, trimmed := w.open("first"), w.open("first"), w.open("second"), w.open("second"), w.open("first"), w.open("first")
+	p := w.process(Config{})
+	for i := range 64 {
+		many.append(1, 5)
+		if i < 5 {
+			trimmed.append(1, 5)
+		}
+		c.absorb()
+		if _, err := p.settle(w.ctx, c.id); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	for _, l := range []*log{quarantined, broken, deleted} {
+		l.append(1, 10)
+	}
+	c.absorb()
+	quarantined.quarantine(c.next-1, c)
+	deleted.quarantine(c.next-1, c)
+	for range 4 {
+		large.append(2, 50_000)
+		quarantined.append(1, 10)
+		c.land()
+	}
+	broken.append(1, 1)
+	c.b = nil // its flight is lost
+	w.leaders[broken.shard].next--
+	broken.append(1, 1)
+	broken.broken = true
+	deleted.delete()
+	if err := w.catalog().DeleteBrokenHead(w.ctx, deleted.id); err != nil {
+		w.t.Fatal(err)
+	}
+	many.append(1, 5)
+	trimmed.trim(3)
+	c.absorb()
+}
+
+func TestDiesAnywhereInATangle(t *testing.T) {
+	const memory = 1 << 20 // of a span
+	everyCrash(t, Config{SettleMemory: settlesAtOnce * memory}, (*world).tangle, func(w *world) {
+		w.wantSettled()
+		w.check()
+		c, many, large, broken, deleted, trimmed := w.chains[0], w.logs[0].head(), w.logs[1].head(), w.logs[3].head(), w.logs[4].head(), w.logs[5].head()
+		if len(many.GetPages()) != 1 || len(large.GetRefs()) < 2 || trimmed.GetDroppedTo() != 3 || len(trimmed.GetRefs()) != 2 {
+			w.t.Errorf("%d pages, %d refs, %d refs from %d", len(many.GetPages()), len(large.GetRefs()), len(trimmed.GetRefs()), trimmed.GetDroppedTo())
+		}
+		if broken.GetQuarantine() == "" || len(c.record().GetPins()) != 3 || deleted.GetDeletedSlot() == 0 {
+			w.t.Errorf("pins %v, deleted at %d", c.record().GetPins(), deleted.GetDeletedSlot())
+		}
+	})
+}
+
 // I2, I6: one call that fails, in whatever way, is no harm.
 func TestOneCallFails(t *testing.T) {
 	var rows, objects int
