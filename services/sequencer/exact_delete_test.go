@@ -164,6 +164,22 @@ func TestDeleteOfAnEmptyStream(t *testing.T) {
 			t.Fatal(err)
 		}
 		refused(1, 2)
+		w.writer.script(always(hold))
+		token := l.control(d, func() error {
+			_, err := l.SetFencingToken(t.Context(), &novapb.SetFencingTokenRequest{Bucket: "bucket", Stream: d.GetName(), Token: "t"})
+			return err
+		})
+		deleted := make(chan error, 1)
+		go func() { deleted <- l.deleteIfEmpty(d, 2) }()
+		synctest.Wait()
+		silent(t, "the refusal while something is under way", deleted)
+		w.writer.release()
+		if err := receive(t, token); err != nil {
+			t.Fatal(err)
+		}
+		if err := receive(t, deleted); !reason.Is(err, reason.SeqMismatch) {
+			t.Errorf("deleted beside a change: %v", err)
+		}
 		if err := l.deleteIfEmpty(d, 2); err != nil {
 			t.Fatal(err)
 		}

@@ -801,3 +801,50 @@ func TestPinnedRecordsAreNotForgotten(t *testing.T) {
 		l.stop()
 	})
 }
+
+// The bytes of a stream are counted once, whether they are settled, have
+// coordinates, or both.
+func TestStoredBytesAreCountedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		l := w.lead(Config{SettledEvery: time.Hour})
+		d := w.stream(nil)
+		for i := range uint64(3) {
+			l.append(batch(d, "same"), i, i+1)
+		}
+		stored := func(settledToo bool) uint64 {
+			t.Helper()
+			res, err := l.GetState(t.Context(), &sequencerpb.GetStateRequest{Stream: key(d), StoredBytes: settledToo})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return res.GetState().GetStoredBytes()
+		}
+		all := stored(false)
+		if all == 0 || stored(true) != all {
+			t.Errorf("%d and %d bytes are stored", all, stored(true))
+		}
+		const frames = 1 // of the test's refs
+		s := w.span(w.writer.chainID(), 2)
+		s.fold()
+		want := all/3 + frames
+		if got := stored(true); got != want {
+			t.Errorf("%d bytes are stored of which some have coordinates, too; want %d", got, want)
+		}
+		s.advance()
+		l.followSettled(t.Context())
+		if got := stored(true); got != want || stored(false) != all/3 {
+			t.Errorf("%d bytes are stored, want %d; %d of them with coordinates", got, want, stored(false))
+		}
+		// A head that was read as it was before says too little.
+		old := l.rows.Script(fault.Rule{Op: fault.Get, Prefix: "head/", Do: fault.Stale, Times: 1})
+		if got := stored(true); got != want || old.Acted() != 1 {
+			t.Errorf("%d bytes are stored after %d old reads, want %d", got, old.Acted(), want)
+		}
+		l.rows.Script(fault.Rule{Op: fault.Get, Prefix: "head/", Do: fault.Stale})
+		if _, err := l.GetState(t.Context(), &sequencerpb.GetStateRequest{Stream: key(d), StoredBytes: true}); reason.Code(err) != codes.Unavailable {
+			t.Errorf("only old reads: %v", err)
+		}
+		l.stop()
+	})
+}

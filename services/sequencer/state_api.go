@@ -3,24 +3,61 @@ package sequencer
 import (
 	"context"
 
+	"google.golang.org/grpc/codes"
+
+	"github.com/nova-stream/nova/libs/catalog"
+	"github.com/nova-stream/nova/libs/history"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
 )
 
-// GetState returns the present extent of a stream.
+// headReads is how often a head is read that is older than what is known of it.
+const headReads = 3
+
+// GetState returns the present extent of a stream. The bytes that are settled are
+// counted if they are asked for.
 func (s *Service) GetState(ctx context.Context, req *sequencerpb.GetStateRequest) (*sequencerpb.GetStateResponse, error) {
 	st, err := s.openKey(ctx, req.GetStream())
 	if err != nil {
 		return nil, err
 	}
-	st.mu.Lock()
-	state, err := st.stateLocked()
-	st.mu.Unlock()
-	if err != nil {
-		return nil, err
+	for tries := 1; ; tries++ {
+		var h *indexpb.Head
+		if req.GetStoredBytes() {
+			// Before the state, so that what is settled in between is counted as it was.
+			h, _, err = s.index.GetHead(ctx, st.id)
+			if err != nil && !catalog.IsNotFound(err) {
+				return nil, err
+			}
+		}
+		st.mu.Lock()
+		state, err := st.stateLocked()
+		known := stream.Seq(h.GetTail()) >= st.settledTo
+		if err == nil && h != nil {
+			state.StoredBytes = history.Stored(h) + st.storedFromLocked(stream.Seq(h.GetTail()))
+		}
+		st.mu.Unlock()
+		switch {
+		case err != nil:
+			return nil, err
+		case !req.GetStoredBytes() || h != nil && known:
+			return &sequencerpb.GetStateResponse{State: state}, s.strong()
+		case tries == headReads:
+			return nil, reason.New(codes.Unavailable, "", "the stream's head was read as it was before more was settled")
+		}
 	}
-	return &sequencerpb.GetStateResponse{State: state}, s.strong()
+}
+
+// storedFromLocked returns the bytes of the pieces from a number on.
+func (st *openStream) storedFromLocked(seq stream.Seq) (n uint64) {
+	for i := range st.pieces {
+		if st.pieces[i].base >= seq {
+			n += uint64(st.pieces[i].length)
+		}
+	}
+	return n
 }
 
 func (s *Service) openKey(ctx context.Context, key *sequencerpb.StreamKey) (*openStream, error) {
