@@ -105,8 +105,8 @@ func encodePart(raw []byte, records uint64) ([]byte, *indexpb.ExportPart) {
 	b = le.AppendUint64(b, uint64(len(raw)))
 	b = le.AppendUint64(b, records)
 	b = encoder().EncodeAll(raw, b)
-	b = le.AppendUint32(b, crc32.Checksum(b, castagnoli))
-	return b, &indexpb.ExportPart{Size: uint64(len(b)), Records: records, Checksum: crc32.Checksum(b, castagnoli)}
+	b = le.AppendUint32(b, checksum(b))
+	return b, &indexpb.ExportPart{Size: uint64(len(b)), Records: records, Checksum: checksum(b)}
 }
 
 // open checks what parts and manifests have in common and returns what is between.
@@ -115,7 +115,7 @@ func open(b []byte, magic string) ([]byte, error) {
 	if end < preamble || len(b) > MaxPartBytes || string(b[:4]) != magic {
 		return nil, fmt.Errorf("%w: %d bytes do not begin with %s", ErrCorrupt, len(b), magic)
 	}
-	if crc32.Checksum(b[:end], castagnoli) != binary.LittleEndian.Uint32(b[end:]) {
+	if checksum(b[:end]) != binary.LittleEndian.Uint32(b[end:]) {
 		return nil, fmt.Errorf("%w: checksum", ErrCorrupt)
 	}
 	// Version and checksum lie at the same places in every version.
@@ -131,7 +131,7 @@ func open(b []byte, magic string) ([]byte, error) {
 //
 // Errors wrap ErrCorrupt or ErrVersion, or are those of f.
 func DecodePart(b []byte, want *indexpb.ExportPart, f func(*indexpb.ExportRecord) error) error {
-	if uint64(len(b)) != want.GetSize() || crc32.Checksum(b, castagnoli) != want.GetChecksum() {
+	if uint64(len(b)) != want.GetSize() || checksum(b) != want.GetChecksum() {
 		return fmt.Errorf("%w: a part of %d bytes is not the one of %d that the manifest names", ErrCorrupt, len(b), want.GetSize())
 	}
 	in, err := open(b, magicPart)
@@ -182,7 +182,7 @@ func EncodeManifest(m *indexpb.ExportManifest) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode the manifest of export %s: %w", m.GetExportId(), err)
 	}
-	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli)), nil
+	return binary.LittleEndian.AppendUint32(b, checksum(b)), nil
 }
 
 // DecodeManifest returns what the manifest of an export says.
@@ -207,3 +207,5 @@ func DecodeManifest(b []byte, id string) (*indexpb.ExportManifest, error) {
 	}
 	return m, nil
 }
+
+func checksum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
