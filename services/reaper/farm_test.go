@@ -499,8 +499,13 @@ type scene func(f *farm) (end func())
 // and after its effect, alone and beside another that works on the same markers,
 // and then another until nothing is left to do.
 func crashes(t *testing.T, cfg Config, queue string, queues []string, play scene) {
-	synctest.Test(t, func(t *testing.T) { disturbs(t, cfg, queues, play) })
+	if !testing.Short() {
+		synctest.Test(t, func(t *testing.T) { disturbs(t, cfg, queues, play) })
+	}
 	for _, beside := range []bool{false, true} {
+		if beside && testing.Short() {
+			break
+		}
 		for _, where := range []string{"rows", "objects"} {
 			for _, after := range []bool{false, true} {
 				for n, died := 1, true; died; n++ {

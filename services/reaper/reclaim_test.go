@@ -301,7 +301,9 @@ func TestChainOfAWriterThatIsGoneIsSealed(t *testing.T) {
 	serve("writer", c.GetWriterLife())
 	look("it is back", true)
 	f.nodes, f.writers = nil, map[string]grpc.ClientConnInterface{}
-	look("it is gone", true)
+	serve("third", stream.NewLifeID().String())
+	look("it is gone, not for long", true)
+	f.nodes = nil
 	look("there is no other to seal it", true)
 	serve("other", stream.NewLifeID().String()).fail = errDown
 	look("the other cannot", true)

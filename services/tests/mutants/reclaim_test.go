@@ -1,0 +1,128 @@
+//go:build mutants
+
+package mutants
+
+// reclaimMutants break the rules of deleting what nothing names any more.
+var reclaimMutants = []mutant{
+	{
+		rule: "a judge changes a head before it looks what that names", invariant: "I11", file: "services/reaper/settled.go",
+		old: "h.head, _, h.err = b.s.index.BumpHead(ctx, id)",
+		new: "h.head, _, h.err = b.s.index.ProvenHead(ctx, id)",
+		pkg: "services/reaper", test: "TestJudgeNeverDeletesWhatASlowSettlerNames",
+	},
+	{
+		rule: "a judge condemns the object before it looks", invariant: "I11", file: "services/reaper/settled.go",
+		old: "\t\tvar err error\n\t\tif version, err = s.index.PutSettled(ctx, row, version); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tm.Due.Since = 0\n",
+		new: "\t\tnamed, live, err := s.runsOf(ctx, row)\n\t\tfor _, run := range live {\n\t\t\tif is, _ := named(ctx, run); !is {\n\t\t\t\tclearBit(row.GetLive(), run)\n\t\t\t}\n\t\t}\n" +
+			"\t\t_, version, _ = s.index.GetSettled(ctx, row.GetObject())\n\t\tif version, err = s.index.PutSettled(ctx, row, version); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tm.Due.Since = 0\n",
+		pkg: "services/reaper", test: "TestJudgeNeverDeletesWhatASlowSettlerNames",
+	},
+	{
+		rule: "of an object without a row the row is taken from its maker", invariant: "I11", file: "services/reaper/settled.go",
+		old: "if version, placed, err = s.place(ctx, key); err != nil {",
+		new: "if placed, err = true, nil; err != nil {",
+		pkg: "services/reaper", test: "TestSlowMakerFailsAfterItsMarkerWasJudged",
+	},
+	{
+		rule: "an object is deleted once more days later", invariant: "I11", file: "services/reaper/settled.go",
+		old: "\t\tm.Due.Since = s.now().UnixMilli()\n\t\treturn later{s.cfg.LateAfter",
+		new: "\t\tif version > 0 {\n\t\t\treturn s.index.DeleteSettled(ctx, row.GetObject(), version)\n\t\t}\n\t\treturn later{s.cfg.LateAfter",
+		pkg: "services/reaper", test: "TestLatePutOfAnObjectIsDeletedToo",
+	},
+	{
+		rule: "a run's bit is cleared only after its head was looked at", invariant: "I11", file: "services/reaper/unref.go",
+		old: "\t\tif is {\n\t\t\tnamed++\n\t\t} else {\n\t\t\tdead.refs",
+		new: "\t\tif is {\n\t\t\tnamed++\n\t\t}\n\t\t{\n\t\t\tdead.refs",
+		pkg: "services/reaper", test: "TestRefsThatAreNamedStillStay",
+	},
+	{
+		rule: "a head is changed before it is looked at for what it dropped", invariant: "I11", file: "services/reaper/unref.go",
+		old: "h, _, err := s.index.BumpHead(ctx, id)",
+		new: "h, _, err := s.index.ProvenHead(ctx, id)",
+		pkg: "services/reaper", test: "TestRefsThatAreNamedStillStay",
+	},
+	{
+		rule: "before the last run goes the second deletion is armed", invariant: "I11", file: "services/reaper/unref.go",
+		old: "if dead && !armed {",
+		new: "if dead && armed {",
+		pkg: "services/reaper", test: "TestDroppedRefsGoWhereverItDies",
+	},
+	{
+		rule: "a page goes after what is below it", invariant: "I11", file: "services/reaper/unref.go",
+		old: "\tif err != nil {\n\t\treturn err\n\t}\n\treturn own(p)\n",
+		new: "\treturn err\n",
+		pkg: "services/reaper", test: "TestDroppedPagesGoWhereverItDies",
+	},
+	{
+		rule: "nothing at or above settled_to is reclaimed", invariant: "I11", file: "services/reaper/reclaim.go",
+		old: "if r.GetSettledTo() < m.Due.GetNumber() {\n\t\treturn nil\n\t}",
+		new: "",
+		pkg: "services/reaper", test: "TestSlotsThatAreNotSettledStay",
+	},
+	{
+		rule: "a chain's record is changed before its marker is dropped", invariant: "I11", file: "services/reaper/reclaim.go",
+		old: "if r, err = s.index.BumpChain(ctx, id.String()); err != nil {",
+		new: "if r, _, err = s.index.GetChain(ctx, id.String()); err != nil {",
+		pkg: "services/reaper", test: "TestSlotsThatAreNotSettledStay",
+	},
+	{
+		rule: "pinned slots stay", invariant: "I11", file: "services/reaper/reclaim.go",
+		old: "if !pinned(slot, slot+1) {",
+		new: "if slot < to {",
+		pkg: "services/reaper", test: "TestSettledSlotsGoWhereverItDies",
+	},
+	{
+		rule: "directories of pinned slots stay", invariant: "I11", file: "services/reaper/reclaim.go",
+		old: "d.GetTo() <= from || pinned(d.GetFrom(), d.GetTo())",
+		new: "d.GetTo() <= from",
+		pkg: "services/reaper", test: "TestSettledSlotsGoWhereverItDies",
+	},
+	{
+		rule: "the SEAL at the cut stays for ever", invariant: "I4", file: "services/reaper/chain.go",
+		old: "for slot := r.GetCut() + 1;",
+		new: "for slot := r.GetCut();",
+		pkg: "services/reaper", test: "TestChainIsRetiredWhereverItDies",
+	},
+	{
+		rule: "a chain is sealed only when its writer is gone for long", invariant: "I4", file: "services/reaper/chain.go",
+		old: "\t\tm.Due.Since = 0\n\t\treturn later{lookAgain, \"the chain's writer is there\"}\n",
+		new: "\t\treturn later{lookAgain, \"the chain's writer is there\"}\n",
+		pkg: "services/reaper", test: "TestChainOfAWriterThatIsGoneIsSealed",
+	},
+	{
+		rule: "a head goes only after its delete is settled", invariant: "I2", file: "services/reaper/teardown.go",
+		old: "return c.GetSettledTo() > h.GetDeletedSlot(), err",
+		new: "return c.GetSettledTo() >= h.GetDeletedSlot(), err",
+		pkg: "services/reaper", test: "TestDeletedStreamStaysUntilItsDeleteIsSettled",
+	},
+	{
+		rule: "a broken stream that is deleted waits for all its chains", invariant: "I2", file: "services/reaper/teardown.go",
+		old: "if !b.GetCutKnown() {",
+		new: "if b.GetChainId() == \"\" {",
+		pkg: "services/reaper", test: "TestQuarantinedStreamThatIsDeletedWaitsForAllItsChains",
+	},
+	{
+		rule: "what a deleted head names goes before the head does not name it", invariant: "I11", file: "services/reaper/teardown.go",
+		old: "\t\t\tif err := s.dropRefs(ctx, queue, h.GetRefs()); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n\t\t\th.Refs = nil\n\t\t\tversion, err = s.index.PutHead(ctx, h, version)\n",
+		new: "\t\t\trefs := h.GetRefs()\n\t\t\th.Refs = nil\n\t\t\tif version, err = s.index.PutHead(ctx, h, version); err == nil {\n\t\t\t\tif err := s.dropRefs(ctx, queue, refs); err != nil {\n\t\t\t\t\treturn err\n\t\t\t\t}\n\t\t\t}\n",
+		pkg: "services/reaper", test: "TestDeletedStreamGoesWhereverItDies",
+	},
+	{
+		rule: "settings that are an old read trim nothing", invariant: "I2", file: "services/reaper/retention.go",
+		old: "if d, err = s.index.FreshDescriptor(ctx, id); err != nil {",
+		new: "if d.GetBucket() == \"\" {",
+		pkg: "services/reaper", test: "TestOldSettingsTrimNothing",
+	},
+	{
+		rule: "an empty stream is deleted only if it is empty still", invariant: "I2", file: "services/reaper/retention.go",
+		old: "IfEmptyAt: state.GetTail()}",
+		new: "IfEmptyAt: state.GetTail() + 1}",
+		pkg: "services/reaper", test: "TestStreamThatIsEmptyForLongIsDeleted",
+	},
+	{
+		rule: "the delete of an empty stream is asked for again", invariant: "I11", file: "services/reaper/retention.go",
+		old: "if err != nil || gone && due.GetNumber() == 0 {",
+		new: "if err != nil || gone {",
+		pkg: "services/reaper", test: "TestDeleteOfAnEmptyStreamWhoseReplyIsLostIsFinished",
+	},
+}
