@@ -268,6 +268,103 @@ func (x *DrainResponse) GetFailed() uint64 {
 	return 0
 }
 
+type ReviveRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Only the marker with this id; empty: up to 1000.
+	DueId         string `protobuf:"bytes,2,opt,name=due_id,json=dueId,proto3" json:"due_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReviveRequest) Reset() {
+	*x = ReviveRequest{}
+	mi := &file_nova_reaper_v1_reaper_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReviveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReviveRequest) ProtoMessage() {}
+
+func (x *ReviveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_reaper_v1_reaper_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReviveRequest.ProtoReflect.Descriptor instead.
+func (*ReviveRequest) Descriptor() ([]byte, []int) {
+	return file_nova_reaper_v1_reaper_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ReviveRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ReviveRequest) GetDueId() string {
+	if x != nil {
+		return x.DueId
+	}
+	return ""
+}
+
+type ReviveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Revived       uint64                 `protobuf:"varint,1,opt,name=revived,proto3" json:"revived,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReviveResponse) Reset() {
+	*x = ReviveResponse{}
+	mi := &file_nova_reaper_v1_reaper_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReviveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReviveResponse) ProtoMessage() {}
+
+func (x *ReviveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_reaper_v1_reaper_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReviveResponse.ProtoReflect.Descriptor instead.
+func (*ReviveResponse) Descriptor() ([]byte, []int) {
+	return file_nova_reaper_v1_reaper_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ReviveResponse) GetRevived() uint64 {
+	if x != nil {
+		return x.Revived
+	}
+	return 0
+}
+
 var File_nova_reaper_v1_reaper_proto protoreflect.FileDescriptor
 
 const file_nova_reaper_v1_reaper_proto_rawDesc = "" +
@@ -286,10 +383,16 @@ const file_nova_reaper_v1_reaper_proto_rawDesc = "" +
 	"\fDrainRequest\";\n" +
 	"\rDrainResponse\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\x04R\x04done\x12\x16\n" +
-	"\x06failed\x18\x02 \x01(\x04R\x06failed2\xad\x01\n" +
+	"\x06failed\x18\x02 \x01(\x04R\x06failed\"<\n" +
+	"\rReviveRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x15\n" +
+	"\x06due_id\x18\x02 \x01(\tR\x05dueId\"*\n" +
+	"\x0eReviveResponse\x12\x18\n" +
+	"\arevived\x18\x01 \x01(\x04R\arevived2\xf6\x01\n" +
 	"\rReaperService\x12V\n" +
 	"\vGetProgress\x12\".nova.reaper.v1.GetProgressRequest\x1a#.nova.reaper.v1.GetProgressResponse\x12D\n" +
-	"\x05Drain\x12\x1c.nova.reaper.v1.DrainRequest\x1a\x1d.nova.reaper.v1.DrainResponseB?Z=github.com/nova-stream/nova/proto/gen/nova/reaper/v1;reaperpbb\x06proto3"
+	"\x05Drain\x12\x1c.nova.reaper.v1.DrainRequest\x1a\x1d.nova.reaper.v1.DrainResponse\x12G\n" +
+	"\x06Revive\x12\x1d.nova.reaper.v1.ReviveRequest\x1a\x1e.nova.reaper.v1.ReviveResponseB?Z=github.com/nova-stream/nova/proto/gen/nova/reaper/v1;reaperpbb\x06proto3"
 
 var (
 	file_nova_reaper_v1_reaper_proto_rawDescOnce sync.Once
@@ -303,22 +406,26 @@ func file_nova_reaper_v1_reaper_proto_rawDescGZIP() []byte {
 	return file_nova_reaper_v1_reaper_proto_rawDescData
 }
 
-var file_nova_reaper_v1_reaper_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_nova_reaper_v1_reaper_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_nova_reaper_v1_reaper_proto_goTypes = []any{
 	(*GetProgressRequest)(nil),  // 0: nova.reaper.v1.GetProgressRequest
 	(*QueueProgress)(nil),       // 1: nova.reaper.v1.QueueProgress
 	(*GetProgressResponse)(nil), // 2: nova.reaper.v1.GetProgressResponse
 	(*DrainRequest)(nil),        // 3: nova.reaper.v1.DrainRequest
 	(*DrainResponse)(nil),       // 4: nova.reaper.v1.DrainResponse
+	(*ReviveRequest)(nil),       // 5: nova.reaper.v1.ReviveRequest
+	(*ReviveResponse)(nil),      // 6: nova.reaper.v1.ReviveResponse
 }
 var file_nova_reaper_v1_reaper_proto_depIdxs = []int32{
 	1, // 0: nova.reaper.v1.GetProgressResponse.queues:type_name -> nova.reaper.v1.QueueProgress
 	0, // 1: nova.reaper.v1.ReaperService.GetProgress:input_type -> nova.reaper.v1.GetProgressRequest
 	3, // 2: nova.reaper.v1.ReaperService.Drain:input_type -> nova.reaper.v1.DrainRequest
-	2, // 3: nova.reaper.v1.ReaperService.GetProgress:output_type -> nova.reaper.v1.GetProgressResponse
-	4, // 4: nova.reaper.v1.ReaperService.Drain:output_type -> nova.reaper.v1.DrainResponse
-	3, // [3:5] is the sub-list for method output_type
-	1, // [1:3] is the sub-list for method input_type
+	5, // 3: nova.reaper.v1.ReaperService.Revive:input_type -> nova.reaper.v1.ReviveRequest
+	2, // 4: nova.reaper.v1.ReaperService.GetProgress:output_type -> nova.reaper.v1.GetProgressResponse
+	4, // 5: nova.reaper.v1.ReaperService.Drain:output_type -> nova.reaper.v1.DrainResponse
+	6, // 6: nova.reaper.v1.ReaperService.Revive:output_type -> nova.reaper.v1.ReviveResponse
+	4, // [4:7] is the sub-list for method output_type
+	1, // [1:4] is the sub-list for method input_type
 	1, // [1:1] is the sub-list for extension type_name
 	1, // [1:1] is the sub-list for extension extendee
 	0, // [0:1] is the sub-list for field type_name
@@ -335,7 +442,7 @@ func file_nova_reaper_v1_reaper_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_reaper_v1_reaper_proto_rawDesc), len(file_nova_reaper_v1_reaper_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	ReaperService_GetProgress_FullMethodName = "/nova.reaper.v1.ReaperService/GetProgress"
 	ReaperService_Drain_FullMethodName       = "/nova.reaper.v1.ReaperService/Drain"
+	ReaperService_Revive_FullMethodName      = "/nova.reaper.v1.ReaperService/Revive"
 )
 
 // ReaperServiceClient is the client API for ReaperService service.
@@ -33,6 +34,9 @@ type ReaperServiceClient interface {
 	GetProgress(ctx context.Context, in *GetProgressRequest, opts ...grpc.CallOption) (*GetProgressResponse, error)
 	// Drain works on everything that is due now and returns when it is done.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
+	// Revive puts markers that were set aside back into their queue, due now, with
+	// all their tries before them.
+	Revive(ctx context.Context, in *ReviveRequest, opts ...grpc.CallOption) (*ReviveResponse, error)
 }
 
 type reaperServiceClient struct {
@@ -63,6 +67,16 @@ func (c *reaperServiceClient) Drain(ctx context.Context, in *DrainRequest, opts 
 	return out, nil
 }
 
+func (c *reaperServiceClient) Revive(ctx context.Context, in *ReviveRequest, opts ...grpc.CallOption) (*ReviveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReviveResponse)
+	err := c.cc.Invoke(ctx, ReaperService_Revive_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ReaperServiceServer is the server API for ReaperService service.
 // All implementations must embed UnimplementedReaperServiceServer
 // for forward compatibility.
@@ -73,6 +87,9 @@ type ReaperServiceServer interface {
 	GetProgress(context.Context, *GetProgressRequest) (*GetProgressResponse, error)
 	// Drain works on everything that is due now and returns when it is done.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
+	// Revive puts markers that were set aside back into their queue, due now, with
+	// all their tries before them.
+	Revive(context.Context, *ReviveRequest) (*ReviveResponse, error)
 	mustEmbedUnimplementedReaperServiceServer()
 }
 
@@ -88,6 +105,9 @@ func (UnimplementedReaperServiceServer) GetProgress(context.Context, *GetProgres
 }
 func (UnimplementedReaperServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedReaperServiceServer) Revive(context.Context, *ReviveRequest) (*ReviveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Revive not implemented")
 }
 func (UnimplementedReaperServiceServer) mustEmbedUnimplementedReaperServiceServer() {}
 func (UnimplementedReaperServiceServer) testEmbeddedByValue()                       {}
@@ -146,6 +166,24 @@ func _ReaperService_Drain_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ReaperService_Revive_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReviveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ReaperServiceServer).Revive(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ReaperService_Revive_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ReaperServiceServer).Revive(ctx, req.(*ReviveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ReaperService_ServiceDesc is the grpc.ServiceDesc for ReaperService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -160,6 +198,10 @@ var ReaperService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Drain",
 			Handler:    _ReaperService_Drain_Handler,
+		},
+		{
+			MethodName: "Revive",
+			Handler:    _ReaperService_Revive_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
