@@ -27,9 +27,6 @@ const (
 	rowsAtOnce = 4
 )
 
-// errCondemned means that an object may not be named any more.
-var errCondemned = errors.New("the object is being judged")
-
 // adopt is steps 5 and 6. The heads were read before, when they were folded.
 //
 // What makes it right: the judge of an object condemns its row, then changes each

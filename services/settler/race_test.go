@@ -75,7 +75,7 @@ type failing struct{ *rapid.T }
 func TestAnyHistory(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, func() {
-			w := newWorld(failing{rt}, context.Background())
+			w := newWorld(context.Background(), failing{rt})
 			defer w.close()
 			chains := []*written{w.newChain()}
 			for n := range stream.Shard(shards) {

@@ -534,7 +534,7 @@ func (w *world) judge(object string) {
 		w.t.Fatal(err)
 	}
 	live := make([]bool, len(runs))
-	any := false
+	named := false
 	for i, r := range runs {
 		h, _, err := ix.BumpHead(w.ctx, r.StreamID)
 		if err != nil {
@@ -546,9 +546,9 @@ func (w *world) judge(object string) {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		any = any || live[i]
+		named = named || live[i]
 	}
-	if !any {
+	if !named {
 		return // it would be deleted; the row stays
 	}
 	_, _, err = ix.UpdateSettled(w.ctx, object, func(r *indexpb.SettledObject) (bool, error) {
@@ -641,7 +641,7 @@ func TestTrimDropsRefs(t *testing.T) {
 		if len(due) != 1 || len(due[0].GetRefs()) != 2 || due[0].GetStreamId() != l.id.String() {
 			t.Errorf("markers %v", due)
 		}
-		if wait := time.UnixMilli(due[0].GetAt()).Sub(time.Now()); wait < 10*time.Minute-time.Second {
+		if wait := time.Until(time.UnixMilli(due[0].GetAt())); wait < 10*time.Minute-time.Second {
 			t.Errorf("what may be read still is dropped in %s", wait)
 		}
 	})

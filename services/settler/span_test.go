@@ -105,7 +105,7 @@ func (n named) Fatal(args ...any) {
 func in(t *testing.T, what string, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(named{t, what}, t.Context())
+		w := newWorld(t.Context(), named{t, what})
 		defer w.close()
 		f(w)
 	})

@@ -148,7 +148,7 @@ type world struct {
 	rand    *rand.Rand
 }
 
-func newWorld(t failer, ctx context.Context) *world {
+func newWorld(ctx context.Context, t failer) *world {
 	t.Helper()
 	w := &world{t: t, ctx: ctx, objects: mem.New(), rows: metafault.New(metamem.New()), nodes: &nodes{}, rand: rand.New(rand.NewPCG(1, 2))}
 	w.index = indexpb.NewIndexServiceClient(newIndex(w.rows))
@@ -173,7 +173,7 @@ func (w *world) catalog() *catalog.Client { return catalog.New(w.index) }
 
 func run(t *testing.T, f func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, t.Context())
+		w := newWorld(t.Context(), t)
 		defer w.close()
 		f(t, w)
 	})

@@ -54,8 +54,8 @@ var sequencerMutants = []mutant{
 	},
 	{
 		rule: "a delete commits before the name is free", invariant: "I2", file: "services/sequencer/delete_api.go",
-		old: "_, err = s.write(ctx, st, newRequest(bundle.KindDelete))",
-		new: "go func() { _, _ = s.write(context.WithoutCancel(ctx), st, newRequest(bundle.KindDelete)) }()",
+		old: "_, err = s.write(ctx, st, entry)",
+		new: "go func() { _, _ = s.write(context.WithoutCancel(ctx), st, entry) }()",
 		pkg: "services/sequencer", test: "TestDeleteCommitsBeforeTheNameIsFree",
 	},
 	{
@@ -78,8 +78,8 @@ var sequencerMutants = []mutant{
 	},
 	{
 		rule: "what lies below the cut is acknowledged", invariant: "I1", file: "services/sequencer/recovery.go",
-		old: "r.shard.pending = append([]*entry(nil), pending[n:]...)",
-		new: "n = 0\nr.shard.pending = append([]*entry(nil), pending[n:]...)",
+		old: "sh.pending = append([]*entry(nil), pending[n:]...)",
+		new: "n = 0\nsh.pending = append([]*entry(nil), pending[n:]...)",
 		pkg: "services/sequencer", test: "TestPendingIsAcknowledgedOrSentAgain",
 	},
 	{
@@ -114,7 +114,7 @@ var sequencerMutants = []mutant{
 	},
 	{
 		rule: "the chain's record reaches the cut before a stream is opened", invariant: "I1", file: "services/sequencer/open.go",
-		old: "if err := s.chains.absorb(ctx, l.writer, b.GetChainId(), ends[i]); err != nil {",
+		old: "if err := chains.absorb(ctx, l.writer, p.chain, p.to); err != nil {",
 		new: "if err := ctx.Err(); err != nil {",
 		pkg: "services/sequencer", test: "TestOpenAbsorbsThenTouchesThenFolds",
 	},
@@ -213,5 +213,79 @@ var sequencerMutants = []mutant{
 		old: "if !ok || unwatched ||",
 		new: "if !ok || unwatched && !ok ||",
 		pkg: "services/sequencer", test: "TestAnOutageOfTheMetastoreKillsNobody",
+	},
+	{
+		rule: "how far a chain is settled is read before the head is touched", invariant: "I1", file: "services/sequencer/open.go",
+		old: "st.assigned = head.Read(record)\n",
+		new: `for i := range parts {
+		s.chains.forget(parts[i].chain)
+		if c, err := s.chains.record(ctx, parts[i].chain, parts[i].to); err == nil {
+			parts[i].from = min(stream.Slot(c.GetSettledTo()), parts[i].to)
+		}
+	}
+	st.assigned = head.Read(record)
+`,
+		pkg: "services/sequencer", test: "TestOpeningBesideSettling",
+	},
+	{
+		rule: "an opening whose directories are gone starts again", invariant: "I1", file: "services/sequencer/open.go",
+		old: "case errors.Is(err, errVanished) && vanished < vanishedMost:",
+		new: "case errors.Is(err, errVanished) && vanished < 0:",
+		pkg: "services/sequencer", test: "TestOpeningBesideSettling",
+	},
+	{
+		rule: "only coordinates below settled_to are forgotten", invariant: "I2", file: "services/sequencer/settled.go",
+		old: "st.pieces[n].slot < below",
+		new: "st.pieces[n].slot <= below",
+		pkg: "services/sequencer", test: "TestCoordinatesOfWhatIsSettledAreForgotten",
+	},
+	{
+		rule: "coordinates are forgotten in their order", invariant: "I2", file: "services/sequencer/settled.go",
+		old: "\t\tif n == first {\n\t\t\tbreak\n",
+		new: "\t\tif n == first {\n\t\t\tn++\n",
+		pkg: "services/sequencer", test: "TestCoordinatesOfWhatIsSettledAreForgotten",
+	},
+	{
+		rule: "segments of a chain are not merged across another chain", invariant: "I1", file: "services/sequencer/recovery.go",
+		old: "return append(slices.Clone(old), &indexpb.Binding{",
+		new: `old = slices.DeleteFunc(slices.Clone(old), func(b *indexpb.Binding) bool { return b.GetChainId() == chain })
+	return append(old, &indexpb.Binding{`,
+		pkg: "services/sequencer", test: "TestBindingsAreSegments",
+	},
+	{
+		rule: "a chain stays bound until it is settled up to its cut", invariant: "I1", file: "services/sequencer/settled.go",
+		old: "stream.Slot(b.GetCut()) <= to &&",
+		new: "stream.Slot(b.GetCut()) <= to+1 &&",
+		pkg: "services/sequencer", test: "TestSettlingBesideLeaders",
+	},
+	{
+		rule: "what was settled while it was pending is acknowledged", invariant: "I1", file: "services/sequencer/recovery.go",
+		old: "if gone || h.GetFoldedEpoch() == uint64(r.oldEpoch) &&",
+		new: "if gone || h.GetFoldedEpoch() == 0 &&",
+		pkg: "services/sequencer", test: "TestPendingThatIsSettledIsAcknowledged",
+	},
+	{
+		rule: "a damaged stream does not hold up its shard", invariant: "I2", file: "services/sequencer/recovery.go",
+		old: "if h.GetQuarantine() != \"\" && h",
+		new: "if h.GetQuarantine() == \"-\" && h",
+		pkg: "services/sequencer", test: "TestADamagedPendingStreamHoldsUpNobody",
+	},
+	{
+		rule: "records that a settler passed over are not forgotten", invariant: "I2", file: "services/sequencer/settled.go",
+		old: "case !known.pinned[st.id.String()]:",
+		new: "case !known.pinned[\"\"]:",
+		pkg: "services/sequencer", test: "TestPinnedRecordsAreNotForgotten",
+	},
+	{
+		rule: "a stream is not deleted for being empty beside an append", invariant: "I2", file: "services/sequencer/pump.go",
+		old: "a.Trim != a.Tail || n.behind > 0",
+		new: "a.Trim != a.Tail",
+		pkg: "services/sequencer", test: "TestDeleteOfAnEmptyStreamBesideAppends",
+	},
+	{
+		rule: "a delete that was refused leads to none later", invariant: "I2", file: "services/sequencer/delete_api.go",
+		old: "if entry.match == nil {\n\t\tif err := s.armDelete",
+		new: "{\n\t\tif err := s.armDelete",
+		pkg: "services/sequencer", test: "TestDeleteOfAnEmptyStream",
 	},
 }

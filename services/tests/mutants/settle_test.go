@@ -1,0 +1,97 @@
+//go:build mutants
+
+package mutants
+
+// settleMutants break the rules of settling.
+var settleMutants = []mutant{
+	{
+		rule: "a shard's lower chain is settled first", invariant: "I1", file: "services/settler/span.go",
+		old: "if settled < b.GetCut() {",
+		new: "if settled > b.GetCut() {",
+		pkg: "services/settler", test: "TestLowerChainIsSettledFirst",
+	},
+	{
+		rule: "a shard's record that does not know an epoch is an old read", invariant: "I1", file: "services/settler/span.go",
+		old: "if r.GetEpoch() < uint64(e) {",
+		new: "if r.GetEpoch() == 0 {",
+		pkg: "services/settler", test: "TestOldShardRecordDecidesNothing",
+	},
+	{
+		rule: "a binding's chain holds the epochs from its own on", invariant: "I1", file: "services/settler/span.go",
+		old: "if at < 0 || bindings[at].GetChainId() != o.name {",
+		new: "if at < 0 {",
+		pkg: "services/settler", test: "TestOldShardRecordDecidesNothing",
+	},
+	{
+		rule: "after a lost change of a head its objects are touched again", invariant: "I11", file: "services/settler/adopt.go",
+		old: "touch := named\n",
+		new: "touch := pages\n",
+		pkg: "services/settler", test: "TestCondemnedObjectIsNotNamed",
+	},
+	{
+		rule: "a head that moved is folded anew", invariant: "I1", file: "services/settler/adopt.go",
+		old: "|| !same(h, p.head) {",
+		new: "{",
+		pkg: "services/settler", test: "TestHeadThatMovedIsFoldedAnew",
+	},
+	{
+		rule: "a run that a head may name stays live", invariant: "I11", file: "services/settler/adopt.go",
+		old: "if at.tried && !at.named {",
+		new: "if at.tried && len(o.placed) == 0 {",
+		pkg: "services/settler", test: "TestUncertainRunIsLeftToItsJudge",
+	},
+	{
+		rule: "what a head drops has a marker first", invariant: "I11", file: "services/settler/adopt.go",
+		old: "for len(refs)+len(pages) > 0 {",
+		new: "for len(refs)+len(pages) > maxDead {",
+		pkg: "services/settler", test: "TestTrimDropsRefs",
+	},
+	{
+		rule: "an object has a marker of its own queue first", invariant: "I11", file: "services/settler/write.go",
+		old: "Queue: queueSettled, At:",
+		new: "Queue: queueUnref, At:",
+		pkg: "services/settler", test: "TestDiesAnywhereAndTheNextFinishes",
+	},
+	{
+		rule: "what is trimmed is not stored", invariant: "I2", file: "services/settler/plan.go",
+		old: "return p.state.Deleted || e.Chunk.Next() <= p.state.Trim",
+		new: "return p.state.Deleted",
+		pkg: "services/settler", test: "TestTrimmedChunksAreNotStored",
+	},
+	{
+		rule: "settled_to moves when all heads are done", invariant: "I2", file: "services/settler/span.go",
+		old: "for round := 0; len(todo) > 0; round++ {",
+		new: "for round := 0; len(todo) > 0 && round < 1; round++ {",
+		pkg: "services/settler", test: "TestCondemnedObjectIsNotNamed",
+	},
+	{
+		rule: "slots of a quarantined stream are pinned by what moves settled_to", invariant: "I2", file: "services/settler/span.go",
+		old: "joinPins(r.GetPins(), s.pins)",
+		new: "joinPins(r.GetPins(), nil)",
+		pkg: "services/settler", test: "TestQuarantinedStreamKeepsItsSlots",
+	},
+	{
+		rule: "that a stream is quarantined is proven by a change", invariant: "I2", file: "services/settler/plan.go",
+		old: "if _, err := s.index.PutHead(ctx, p.head, p.version); err != nil {",
+		new: "if err := ctx.Err(); err != nil {",
+		pkg: "services/settler", test: "TestLiftedQuarantineIsFolded",
+	},
+	{
+		rule: "an absent head alone passes over nothing", invariant: "I2", file: "services/settler/plan.go",
+		old: "if r.GetSettledTo() >= uint64(s.to) {",
+		new: "if r.GetSettledTo() <= uint64(s.to) {",
+		pkg: "services/settler", test: "TestAbsentHead",
+	},
+	{
+		rule: "a chunk is verified before it is used", invariant: "I10", file: "services/settler/read.go",
+		old: "if _, err := chunk.Check(e.Body); err != nil {",
+		new: "if _, err := chunk.Check(c.Header); err == nil {",
+		pkg: "services/settler", test: "TestDamageIsOfOneStream",
+	},
+	{
+		rule: "a stream is quarantined only when it is found broken twice", invariant: "I2", file: "services/settler/plan.go",
+		old: "\tif p.failed == nil {\n",
+		new: "\tif p.failed != nil {\n",
+		pkg: "services/settler", test: "TestGapIsQuarantined",
+	},
+}
