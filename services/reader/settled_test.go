@@ -18,6 +18,7 @@ import (
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/cache/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -225,6 +226,33 @@ func TestSeekThatFindsNothingSettledGoesOn(t *testing.T) {
 	w.mustRead(&novapb.ReadRequest{Start: &novapb.ReadRequest_Timestamp{Timestamp: 1070}}, 9, 1)
 }
 
+// The same, while a trim passes what is settled.
+func TestSeekThatFindsNothingSettledIsOvertaken(t *testing.T) {
+	w, s, _ := settledRecords(t, Config{})
+	w.change(s, func() { s.settledTS = 99999 })
+	w.before = func(req *sequencerpb.FetchRequest) {
+		if _, bySeq := req.GetStart().(*sequencerpb.FetchRequest_Seq); bySeq {
+			w.trim(s, 9, false)
+		}
+	}
+	w.mustRead(&novapb.ReadRequest{Start: &novapb.ReadRequest_Timestamp{Timestamp: 1075}}, 9, 1)
+}
+
+// A head that is ahead of the leader shows records that the leader's tail did not.
+func TestTailIsNotBelowWhatIsRead(t *testing.T) {
+	w, s, _ := settledRecords(t, Config{})
+	w.onHead = func() {
+		w.onHead = nil
+		w.chunk(s, numbered(10, 2)...)
+		w.settle(s, 2, settling{})
+		w.rewrite(s, 2, settling{merge: true}) // records 3..11 in one frame
+	}
+	res := w.mustRead(&novapb.ReadRequest{}, 0, 12)
+	if res.GetTail() != 12 {
+		t.Errorf("tail is %d", res.GetTail())
+	}
+}
+
 // Damage of settled bytes is DATA_LOSS, twice the same, with object and range in
 // the log; what is whole, before, behind and of other streams, is served (I10, C21).
 func TestDamageOfSettledRecordsIsDataLoss(t *testing.T) {
@@ -279,6 +307,9 @@ func TestDamageOfSettledRecordsIsDataLoss(t *testing.T) {
 				t.Errorf("the leader was asked %d times, want 2", len(w.fetches))
 			}
 			w.mustRead(&novapb.ReadRequest{Start: atSeq(uint64(c.from))}, c.from, 10-c.from)
+			if name == "an index" {
+				w.mustRead(&novapb.ReadRequest{}, 0, 1) // up to what is damaged
+			}
 			if name != "a page" {
 				w.mustRead(&novapb.ReadRequest{CountPresence: &novapb.ReadRequest_Count{Count: 1}}, 0, 1)
 			}

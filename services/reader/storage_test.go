@@ -102,7 +102,7 @@ func TestSlotThatStaysAwayIsUnavailable(t *testing.T) {
 
 func wantNoNames(t *testing.T, err error, s *led) {
 	t.Helper()
-	for _, secret := range []string{s.chain.String(), "chain/", "slot"} {
+	for _, secret := range []string{s.chain.String(), "chain/", "slot", "settled/", "page/"} {
 		if strings.Contains(err.Error(), secret) {
 			t.Errorf("the caller hears of objects: %v", err)
 		}
