@@ -119,6 +119,9 @@ func (d direct) Invoke(ctx context.Context, method string, args, reply any, _ ..
 		if err != nil {
 			return err
 		}
+		if n := proto.Size(res.(proto.Message)); n > 3<<20 {
+			return reason.New(codes.ResourceExhausted, "", fmt.Sprintf("an answer of %d bytes", n))
+		}
 		proto.Merge(reply.(proto.Message), res.(proto.Message))
 		return nil
 	}

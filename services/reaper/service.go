@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -113,6 +114,22 @@ type Deps struct {
 type queue struct {
 	name string
 	work func(context.Context, catalog.Marker) error
+	page uint32 // markers that are taken at once; 0: page
+}
+
+func (q queue) atOnce() uint32 {
+	if q.page > 0 {
+		return q.page
+	}
+	return page
+}
+
+// dead is how many markers that were set aside are listed at once.
+func (q queue) dead() uint32 {
+	if q.page > 0 {
+		return q.page
+	}
+	return deadLimit
 }
 
 // later says that work could not be done yet, and when to try again: that is no
@@ -162,8 +179,9 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		progress: map[string]*reaperpb.QueueProgress{}, counted: map[string]time.Time{},
 	}
 	s.queues = []queue{
-		{"create", s.orphan}, {"delete", s.deleteStream}, {"bucket", s.deleteBucket}, {"directory", s.judgeDirectory}, {queueChain, s.lookAfterChain},
-		{queueSettled, s.judgeSettled}, {queueUnref, s.unref}, {queueReclaim, s.reclaim}, {queueRetention, s.retain},
+		{"create", s.orphan, 0}, {"delete", s.deleteStream, 0}, {"bucket", s.deleteBucket, 0}, {"directory", s.judgeDirectory, 0},
+		{queueChain, s.lookAfterChain, 0}, {queueSettled, s.judgeSettled, 0}, {queueUnref, s.unref, largeMarkers},
+		{queueReclaim, s.reclaim, 0}, {queueRetention, s.retain, 0},
 	}
 	for _, q := range s.queues {
 		s.progress[q.name] = &reaperpb.QueueProgress{Queue: q.name}
@@ -221,8 +239,9 @@ func (s *Service) keepDraining(ctx context.Context, q queue) {
 }
 
 const (
-	// page is how many markers are taken at once.
-	page = 100
+	// page is how many markers are taken at once, and largeMarkers if each may hold
+	// a quarter of a MiB: they come in one message.
+	page, largeMarkers = 100, 8
 	// outagePause is how long a queue that meets an outage pauses at most, unless
 	// its interval is longer.
 	outagePause = time.Minute
@@ -243,7 +262,7 @@ func (s *Service) countDead(ctx context.Context, q queue) {
 	if !due {
 		return
 	}
-	dead, err := s.index.ListDue(ctx, deadPrefix+q.name, s.now().Add(time.Hour), deadLimit) // clocks differ
+	dead, err := s.index.ListDue(ctx, deadPrefix+q.name, s.now().Add(time.Hour), q.dead()) // clocks differ
 	if err != nil {
 		return // the next look counts them
 	}
@@ -298,7 +317,7 @@ func (s *Service) drain(ctx context.Context, q queue) (r round) {
 	until := s.now()
 	for {
 		// What is due soon comes with the same range.
-		markers, err := s.index.ListDue(ctx, q.name, until.Add(s.cfg.Interval), page)
+		markers, err := s.index.ListDue(ctx, q.name, until.Add(s.cfg.Interval), q.atOnce())
 		if err != nil {
 			r.err = fmt.Errorf("queue %s: %w", q.name, err)
 			return r
@@ -329,7 +348,7 @@ func (s *Service) drain(ctx context.Context, q queue) (r round) {
 			return r
 		}
 		// Less than a page: that was all. A page that others work on: it is theirs.
-		if len(markers) < page || len(due) == 0 {
+		if len(markers) < int(q.atOnce()) || len(due) == 0 {
 			return r
 		}
 	}
@@ -474,5 +493,36 @@ func (s *Service) more(done string) error { return later{s.cfg.Interval, done} }
 func (s *Service) GetProgress(context.Context, *reaperpb.GetProgressRequest) (*reaperpb.GetProgressResponse, error) {
 	out := &reaperpb.GetProgressResponse{}
 	s.eachQueue(func(p *reaperpb.QueueProgress) { out.Queues = append(out.Queues, proto.CloneOf(p)) })
+	return out, nil
+}
+
+// Revive puts markers that were set aside back into their queue. Each is written
+// there before it is removed here; repeating it after an error does no harm.
+func (s *Service) Revive(ctx context.Context, req *reaperpb.ReviveRequest) (*reaperpb.ReviveResponse, error) {
+	i := slices.IndexFunc(s.queues, func(q queue) bool { return q.name == req.GetQueue() })
+	if i < 0 {
+		return nil, reason.Field("queue", fmt.Sprintf("%q is none of the queues", req.GetQueue()))
+	}
+	now := s.now()
+	dead, err := s.index.ListDue(ctx, deadPrefix+req.GetQueue(), now.Add(time.Hour), s.queues[i].dead()) // clocks differ
+	if err != nil {
+		return nil, reason.Annotate(err, "list")
+	}
+	out := &reaperpb.ReviveResponse{}
+	for _, m := range dead {
+		if id := req.GetDueId(); id != "" && id != m.Due.GetDueId() {
+			continue
+		}
+		m.Due = proto.CloneOf(m.Due)
+		m.Due.Attempts = 0
+		if err := s.index.MoveDue(ctx, m, req.GetQueue(), now); err != nil {
+			return nil, reason.Annotate(err, fmt.Sprintf("after %d markers", out.GetRevived()))
+		}
+		out.Revived++
+	}
+	s.log.InfoContext(ctx, "markers that were set aside are tried again", "queue", req.GetQueue(), "count", out.GetRevived())
+	s.mu.Lock()
+	delete(s.counted, req.GetQueue())
+	s.mu.Unlock()
 	return out, nil
 }

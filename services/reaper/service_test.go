@@ -326,6 +326,39 @@ func TestTryThatNeverEndedCounts(t *testing.T) {
 	}
 }
 
+// What was set aside is counted, shown, and tried again when somebody says so.
+func TestDeadMarkersAreCountedAndRevived(t *testing.T) {
+	w, s := newWorld(t, Config{Attempts: 1})
+	w.failures["s"] = errors.New("broken")
+	for range 3 {
+		w.arm(&indexpb.Due{Queue: "create", StreamId: "s"})
+	}
+	drain(t, s, 0, 3)
+	s.countDead(t.Context(), s.queues[0])
+	got, err := s.GetProgress(t.Context(), &reaperpb.GetProgressRequest{})
+	if err != nil || got.GetQueues()[0].GetDead() != 3 {
+		t.Fatalf("%v, %v", got, err)
+	}
+	delete(w.failures, "s")
+	one := w.queue("dead-create")[1].GetDueId()
+	if got, err := s.Revive(t.Context(), &reaperpb.ReviveRequest{Queue: "create", DueId: one}); err != nil || got.GetRevived() != 1 {
+		t.Fatalf("%v, %v", got, err)
+	}
+	if q := w.queue("create"); len(q) != 1 || q[0].GetDueId() != one || q[0].GetAttempts() != 0 {
+		t.Fatalf("markers %v", q)
+	}
+	if got, err := s.Revive(t.Context(), &reaperpb.ReviveRequest{Queue: "create"}); err != nil || got.GetRevived() != 2 {
+		t.Fatalf("%v, %v", got, err)
+	}
+	drain(t, s, 3, 0)
+	if len(w.due) != 0 {
+		t.Fatalf("markers %v", w.due)
+	}
+	if _, err := s.Revive(t.Context(), &reaperpb.ReviveRequest{Queue: "dead-create"}); err == nil {
+		t.Fatal("a queue that is none")
+	}
+}
+
 func TestProgressIsCounted(t *testing.T) {
 	w, s := newWorld(t, Config{})
 	w.failures["s"] = errors.New("broken")

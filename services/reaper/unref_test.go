@@ -3,8 +3,11 @@ package reaper
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
@@ -106,4 +109,28 @@ func TestManyRefsTakeSeveralTurns(t *testing.T) {
 	}
 	f.converge(Config{}, collected...)
 	f.want(nil, nil)
+}
+
+// Many markers of the largest size come in messages that are not too large (I8).
+func TestLargeMarkersAreListedInSmallPages(t *testing.T) {
+	f := newFarm(t)
+	id := f.stream(nil)
+	f.settle(id, 1)
+	f.trim(id, 1)
+	m := f.queue(queueUnref)[0].Due
+	for len(m.GetRefs()) < 1000 {
+		r := proto.CloneOf(m.GetRefs()[0])
+		r.Object += strings.Repeat("x", 100)
+		r.HashBefore, r.HashAfter, r.IndexOffset = 1, 1, 1<<40
+		m.Refs = append(m.Refs, r)
+	}
+	for range 20 {
+		f.arm(&indexpb.Due{Queue: queueUnref, StreamId: id.String(), Refs: m.GetRefs()})
+	}
+	s := f.process(Config{})
+	drain(t, s.Service, 21, 0)
+	s.countDead(t.Context(), s.queues[6])
+	if s.queues[6].name != queueUnref {
+		t.Fatal("another queue")
+	}
 }

@@ -271,7 +271,7 @@ func (x *DrainResponse) GetFailed() uint64 {
 type ReviveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	// Only the marker with this id; empty: up to 1000.
+	// Only the marker with this id; empty: as many as are listed at once.
 	DueId         string `protobuf:"bytes,2,opt,name=due_id,json=dueId,proto3" json:"due_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
