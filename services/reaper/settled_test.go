@@ -70,6 +70,26 @@ func (f *farm) page(id stream.ID, p *indexpb.RefPage) *indexpb.RefPageBody {
 	return body
 }
 
+// An object of many runs is looked through part by part.
+func TestObjectOfManyRunsIsJudged(t *testing.T) {
+	f := newFarm(t)
+	const n = looksAtOnce + 100
+	var runs []run
+	for range n {
+		runs = append(runs, run{f.stream(nil), 0, 1, 1})
+	}
+	refs := f.object(runs...)
+	var named []uint32
+	for i := uint32(0); i < n; i += 3 {
+		f.add(runs[i].id, refs[i])
+		named = append(named, i)
+	}
+	key := refs[0].GetObject()
+	f.judgeLater(key)
+	drain(t, f.process(Config{}).Service, 1, 0)
+	f.want(map[string][]uint32{key: named}, []string{key})
+}
+
 // A page that is named stays, though its row was left ADOPTING.
 func TestPageThatIsNamedStays(t *testing.T) {
 	f := newFarm(t)
