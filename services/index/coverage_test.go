@@ -187,7 +187,7 @@ func scramble(t *rapid.T, h *indexpb.Head) {
 		case 6: // a ref is another
 			if k := len(h.GetRefs()); k > 0 {
 				r := h.Refs[n("which", uint64(k-1))]
-				r.FirstSeq, r.NextSeq = n("first", h.GetTail()), n("next", h.GetTail())
+				r.FirstSeq, r.NextSeq = n("first", h.GetTail()), n("next", h.GetTail()+1)
 			}
 		case 7: // the page is lost
 			h.Pages = nil

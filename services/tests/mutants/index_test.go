@@ -110,7 +110,7 @@ var indexMutants = []mutant{
 		rule: "a head covers nothing beyond its tail", invariant: "I3", file: "services/index/coverage.go",
 		old: "case has.to > next.GetTail() || !has.empty()",
 		new: "case !has.empty()",
-		pkg: "services/index", test: "TestEveryRecordOfAHeadStaysCovered",
+		pkg: "services/index", test: "TestNoChangeOfAHeadLosesARecord",
 	},
 	{
 		rule: "bits of a settled object are only cleared", invariant: "I11", file: "services/index/settled_api.go",
