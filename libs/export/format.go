@@ -40,7 +40,7 @@ var ErrCorrupt = errors.New("corrupt export")
 // know: a newer one wrote them.
 var ErrVersion = errors.New("export has an unknown version")
 
-// Layout; docs/formats.md is its specification.
+// Layout; docs/restore.md is its specification.
 const (
 	magicPart     = "NOVX"
 	magicManifest = "NOVM"

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/export"
@@ -262,14 +262,15 @@ func (x *exportRun) anyHead(ctx context.Context, id string) (*indexpb.Head, erro
 	return h, err
 }
 
-// queueDelete holds the markers of streams that are being deleted, and the second
-// those that the reaper has set aside.
-const queueDelete, queueDeadDelete = "delete", "dead-delete"
+// queueDelete holds the markers of streams that are being deleted. In the queues
+// with deadPrefix are those that the reaper has set aside.
+const queueDelete, deadPrefix = "delete", "dead-"
 
-// deletions writes the markers of streams that are being deleted, and their heads: no
-// name leads there any more.
+// deletions writes the markers of buckets and streams that are being deleted, and
+// the heads of those streams: no name may lead there any more. A bucket that is
+// DELETING without a marker is one whose delete was not forced: nobody goes on.
 func (x *exportRun) deletions(ctx context.Context) error {
-	for _, queue := range []string{queueDelete, queueDeadDelete} {
+	for _, queue := range []string{QueueBucket, deadPrefix + QueueBucket, queueDelete, deadPrefix + queueDelete} {
 		prefix := "due/" + queue + "/"
 		err := x.scan(ctx, "due/"+queue, prefix, prefix+after, func(rows []metastore.Row) error {
 			for _, row := range rows {
@@ -277,19 +278,9 @@ func (x *exportRun) deletions(ctx context.Context) error {
 				if err := decode(row.Path, row.Value, d); err != nil {
 					return err
 				}
-				h, err := x.anyHead(ctx, d.GetStreamId())
-				if err != nil {
+				d.Queue = strings.TrimPrefix(queue, deadPrefix)
+				if err := x.deletion(ctx, d); err != nil {
 					return err
-				}
-				if h == nil {
-					continue
-				}
-				d = proto.CloneOf(d)
-				d.Queue = queueDelete
-				for _, r := range []*indexpb.ExportRecord{{Row: &indexpb.ExportRecord_Head{Head: h}}, {Row: &indexpb.ExportRecord_Due{Due: d}}} {
-					if err := x.out.Add(ctx, r); err != nil {
-						return err
-					}
 				}
 			}
 			return x.pace(ctx, len(rows))
@@ -299,4 +290,17 @@ func (x *exportRun) deletions(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+func (x *exportRun) deletion(ctx context.Context, d *indexpb.Due) error {
+	if d.GetQueue() == queueDelete {
+		h, err := x.anyHead(ctx, d.GetStreamId())
+		if err != nil || h == nil {
+			return err // the stream is gone
+		}
+		if err := x.out.Add(ctx, &indexpb.ExportRecord{Row: &indexpb.ExportRecord_Head{Head: h}}); err != nil {
+			return err
+		}
+	}
+	return x.out.Add(ctx, &indexpb.ExportRecord{Row: &indexpb.ExportRecord_Due{Due: d}})
 }

@@ -306,6 +306,7 @@ type scan struct {
 	epochs  map[stream.Shard][]placed
 	cuts    map[string]uint64
 	unknown map[stream.ID][]entry // of streams that the export does not know
+	hurt    map[stream.ID]bool    // those of them of which a part is damaged
 	deletes map[stream.ID]bool    // of streams that it knows
 	objects map[string]bool       // of directories that have a row
 }
@@ -322,7 +323,7 @@ type placed struct {
 func (r *restore) readUnsettled(ctx context.Context) error {
 	s := &scan{
 		epochs: map[stream.Shard][]placed{}, cuts: map[string]uint64{}, unknown: map[stream.ID][]entry{},
-		deletes: map[stream.ID]bool{}, objects: map[string]bool{},
+		hurt: map[stream.ID]bool{}, deletes: map[stream.ID]bool{}, objects: map[string]bool{},
 	}
 	r.scan = s
 	var chains []*indexpb.Chain

@@ -38,7 +38,12 @@ func (r *restore) readDirectory(ctx context.Context, row *indexpb.Directory) err
 	for _, id := range d.Streams() {
 		found, err := d.Stream(id)
 		if errors.Is(err, directory.ErrCorrupt) {
-			// It is quarantined when it is opened, if it is known.
+			// It is quarantined when it is opened, for which it must be known.
+			if _, is := r.source.streams[id]; !is {
+				s.mu.Lock()
+				s.hurt[id], s.unknown[id] = true, append(s.unknown[id], entry{})
+				s.mu.Unlock()
+			}
 			r.damaged(ctx, "what a directory says of a stream is damaged", "directory", row.GetObject(), "stream", id.String(), "err", err)
 			continue
 		}

@@ -161,6 +161,7 @@ type source struct {
 	directories   map[string][]*indexpb.Directory // by chain, by slot
 	shards        map[uint32]*indexpb.Shard
 	streams       map[stream.ID]known
+	again         map[string]int        // by stream: how many heads come before its last
 	lost          *indexpb.BucketRecord // the bucket LostAndFound, if it has one
 }
 
@@ -170,7 +171,6 @@ type known struct {
 	opened  uint64 // epoch
 	shard   uint32
 	deleted bool
-	broken  bool // quarantined
 }
 
 // choose is stepChoose. A restore that was stopped goes on with its export.
@@ -233,7 +233,7 @@ func (r *restore) choose(ctx context.Context) error {
 func (r *restore) load(ctx context.Context, m *indexpb.ExportManifest) (*source, error) {
 	s := &source{
 		manifest: m, chains: map[string]*indexpb.Chain{}, directories: map[string][]*indexpb.Directory{},
-		shards: map[uint32]*indexpb.Shard{}, streams: make(map[stream.ID]known, m.GetHeads()),
+		shards: map[uint32]*indexpb.Shard{}, streams: make(map[stream.ID]known, m.GetHeads()), again: map[string]int{},
 	}
 	err := export.Each(ctx, getter{r}, m, func(row *indexpb.ExportRecord) error {
 		switch row := row.GetRow().(type) {
@@ -256,10 +256,13 @@ func (r *restore) load(ctx context.Context, m *indexpb.ExportManifest) (*source,
 			if err != nil {
 				return fmt.Errorf("%w: a head of no stream: %w", export.ErrCorrupt, err)
 			}
+			if _, had := s.streams[id]; had {
+				s.again[h.GetStreamId()]++
+			}
 			s.streams[id] = known{
 				folded: stream.Position{Epoch: stream.Epoch(h.GetFoldedEpoch()), Entry: stream.EntryNo(h.GetFoldedEntry())},
 				opened: h.GetOpenedEpoch(), shard: h.GetShard(),
-				deleted: h.GetState() == indexpb.HeadState_HEAD_STATE_DELETED, broken: h.GetQuarantine() != "",
+				deleted: h.GetState() == indexpb.HeadState_HEAD_STATE_DELETED,
 			}
 		}
 		return nil

@@ -67,14 +67,14 @@ func (r *restore) putStreams(ctx context.Context) error {
 		switch row := row.GetRow().(type) {
 		case *indexpb.ExportRecord_Bucket:
 			put(row.Bucket)
-			if row.Bucket.GetState() == novapb.BucketState_BUCKET_STATE_DELETING {
-				return r.due(gctx, row.Bucket.GetBucketId(), &indexpb.Due{
-					Queue: index.QueueBucket, Bucket: row.Bucket.GetName(), BucketId: row.Bucket.GetBucketId(),
-				})
-			}
 		case *indexpb.ExportRecord_Descriptor_:
 			return r.putDescriptor(gctx, row.Descriptor_, put)
 		case *indexpb.ExportRecord_Head:
+			// One of a stream that is being deleted may be there twice: the last counts.
+			if id := row.Head.GetStreamId(); r.source.again[id] > 0 {
+				r.source.again[id]--
+				return nil
+			}
 			group.Go(func() error { return r.putHead(gctx, row.Head) })
 		case *indexpb.ExportRecord_Name:
 			if !r.isDeleted(row.Name.GetStreamId()) {
@@ -179,6 +179,9 @@ func (r *restore) putUnknown(ctx context.Context) error {
 		}
 	}
 	for id, entries := range r.scan.unknown {
+		if r.scan.hurt[id] {
+			entries = nil // nobody can tell what it is
+		}
 		if err := r.putOne(ctx, id, entries, bucket); err != nil {
 			return fmt.Errorf("stream %s: %w", id, err)
 		}
@@ -194,11 +197,11 @@ func (r *restore) putOne(ctx context.Context, id stream.ID, entries []entry, buc
 		return 1
 	})
 	var s head.State
-	last := entries[len(entries)-1]
+	var last entry
 	deleted, broken := false, error(nil)
 	for _, e := range entries {
-		if e.Kind == bundle.KindDelete {
-			deleted, last = true, e
+		if last = e; e.Kind == bundle.KindDelete {
+			deleted = true
 			break
 		}
 		if _, err := s.Fold(e.Entry); err != nil && broken == nil {
@@ -209,7 +212,7 @@ func (r *restore) putOne(ctx context.Context, id stream.ID, entries []entry, buc
 	// Fixed, so that a repeat finds the rows as they are.
 	attempt := r.source.manifest.GetExportId()
 	d.Attempt, h.Attempt, n.Attempt = attempt, attempt, attempt
-	began := entries[0].Kind != bundle.KindChunk || entries[0].Chunk.BaseSeq == 0
+	began := len(entries) == 0 || entries[0].Kind != bundle.KindChunk || entries[0].Chunk.BaseSeq == 0
 	if deleted || broken != nil && !began {
 		if deleted {
 			r.report.Deleted++
