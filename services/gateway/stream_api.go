@@ -49,7 +49,7 @@ func (s *Service) GetStream(ctx context.Context, req *novapb.GetStreamRequest) (
 	}
 	var state *sequencerpb.StreamState
 	err = s.sequencerOf(ctx, d.GetShard(), func(c sequencerpb.SequencerServiceClient) error {
-		res, err := c.GetState(ctx, &sequencerpb.GetStateRequest{Stream: keyOf(d)})
+		res, err := c.GetState(ctx, &sequencerpb.GetStateRequest{Stream: keyOf(d), StoredBytes: true})
 		state = res.GetState()
 		return err
 	})
