@@ -32,7 +32,9 @@ type Client struct {
 func New(index indexpb.IndexServiceClient) *Client { return &Client{index: index} }
 
 // IsConflict reports that a change was refused because the row has another
-// version: it is certainly not the caller's.
+// version: what is there is certainly not the caller's change. If a reply was lost
+// before, the change may have landed, and others on top of it: whoever decides by
+// a conflict that it did not looks at what is there.
 func IsConflict(err error) bool { return reason.Is(err, reason.VersionConflict) }
 
 // IsRuleBroken reports that a change would break a rule of the record.
