@@ -92,6 +92,14 @@ func TestHeadsAreKeptForAMoment(t *testing.T) {
 	if w.heads != 2 {
 		t.Errorf("the head was read %d times", w.heads)
 	}
+	w.paged(s)
+	w.svc.known.heads.InvalidateAll()
+	w.mustRead(&novapb.ReadRequest{}, 0, 10)
+	before := w.cached
+	w.mustRead(&novapb.ReadRequest{}, 0, 10)
+	if n := w.cached - before; n != 2 {
+		t.Errorf("%d parts read, want a frame and a slot, and no page", n)
+	}
 }
 
 // removes deletes an object at its first read, and lets change happen with it.
