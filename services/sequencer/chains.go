@@ -242,8 +242,8 @@ func (c *chains) keep(bound map[string]bool) {
 }
 
 // lookup returns the located entries of streams in the absorbed part of a chain
-// that is not settled. UNAVAILABLE may mean that a part of it was settled and is
-// gone: the caller starts again from the chain's record.
+// that is not settled. DIRECTORY_VANISHED means that a part of it was settled and
+// is gone: the caller forgets the chain's record and starts again from it.
 func (c *chains) lookup(ctx context.Context, w chainwriterpb.ChainWriterServiceClient, chain string, n stream.Shard, ids [][]byte, from, to stream.Slot) ([]*chainwriterpb.LocatedEntry, error) {
 	if from >= to {
 		return nil, nil

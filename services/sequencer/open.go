@@ -90,10 +90,6 @@ func (sh *shard) finishOpening(id stream.ID, o *opening) {
 // gone: once is enough unless reads of the chain's record are old.
 const vanishedMost = 4
 
-// errVanished means that directories that were looked for are not there: settled
-// and deleted meanwhile, most likely.
-var errVanished = errors.New("a part of the chain may be settled by now")
-
 // read reads a stream, and quarantines it if what it finds is broken both times
 // that it looks.
 func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Epoch, error) {
@@ -115,13 +111,15 @@ func (sh *shard) read(ctx context.Context, id stream.ID) (*openStream, stream.Ep
 			continue
 		case broken != nil:
 			err = sh.quarantine(ctx, touched, st, broken)
-		case errors.Is(err, errVanished) && vanished < vanishedMost:
+		case reason.Is(err, reason.DirectoryVanished) && vanished < vanishedMost:
 			vanished++
 			select {
 			case <-ctx.Done():
 			case <-time.After(jittered(retryLeast)):
 			}
 			continue
+		case reason.Is(err, reason.DirectoryVanished):
+			err = reason.New(codes.Unavailable, "", "how far its chains are settled is not known: "+err.Error())
 		}
 		if err != nil {
 			return nil, 0, fmt.Errorf("open stream %s: %w", id, err)
@@ -217,9 +215,8 @@ func (sh *shard) readInto(ctx context.Context, st *openStream, epoch stream.Epoc
 		}
 		group.Go(func() (err error) {
 			found[i], err = sh.lookupOwn(gctx, l, p, id)
-			if reason.Code(err) == codes.Unavailable {
+			if reason.Is(err, reason.DirectoryVanished) {
 				s.chains.forget(p.chain)
-				err = fmt.Errorf("%w: %w", errVanished, err)
 			}
 			return err
 		})

@@ -406,7 +406,7 @@ func (p *pendingLookup) look(ctx context.Context, ids ...stream.ID) ([]*chainwri
 	}
 	chains, chain := p.svc.chains, p.chain.String()
 	found, err := chains.lookup(ctx, p.next.writer, chain, p.shard.number, keys, p.from, p.to)
-	if reason.Code(err) == codes.Unavailable {
+	if reason.Is(err, reason.DirectoryVanished) {
 		chains.forget(chain) // more may be settled by now, and gone
 	}
 	return found, err

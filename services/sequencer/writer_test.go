@@ -369,7 +369,7 @@ func (w *writer) LookupEntries(req *chainwriterpb.LookupEntriesRequest, srv chai
 	c := w.chains[req.GetChainId()]
 	if req.GetTo() > c.absorbed || req.GetFrom() < c.gone {
 		w.mu.Unlock()
-		return reason.New(codes.Unavailable, reason.StorageDown, "a directory is not there")
+		return reason.New(codes.Unavailable, reason.DirectoryVanished, "a directory is not there")
 	}
 	for slot := int(req.GetFrom()); slot < int(req.GetTo()); slot++ {
 		e := c.slots[slot]

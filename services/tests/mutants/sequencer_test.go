@@ -229,8 +229,8 @@ var sequencerMutants = []mutant{
 	},
 	{
 		rule: "an opening whose directories are gone starts again", invariant: "I1", file: "services/sequencer/open.go",
-		old: "case errors.Is(err, errVanished) && vanished < vanishedMost:",
-		new: "case errors.Is(err, errVanished) && vanished < 0:",
+		old: "case reason.Is(err, reason.DirectoryVanished) && vanished < vanishedMost:",
+		new: "case reason.Is(err, reason.DirectoryVanished) && vanished < 0:",
 		pkg: "services/sequencer", test: "TestOpeningBesideSettling",
 	},
 	{
