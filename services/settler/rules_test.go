@@ -367,6 +367,22 @@ func TestDamageIsOfOneStream(t *testing.T) {
 	}
 }
 
+// Bytes that are damaged on their way, however often within one try, are no damage
+// to the stream (I2).
+func TestDamageOnTheWayQuarantinesNobody(t *testing.T) {
+	one(t, func(t *testing.T, w *world, c *written) {
+		l := w.open("first")
+		l.append(1, 1000)
+		c.absorb()
+		p := w.process(Config{})
+		p.objects.Script(fault.Rule{Op: fault.GetRange, Prefix: "chain/", Nth: 1, Times: 2, Do: fault.Corrupt})
+		p.must(w)
+		if n := p.objects.Counts()[fault.GetRange].Calls; n != 3 {
+			t.Errorf("%d reads", n)
+		}
+	})
+}
+
 // I1: a log with a gap is quarantined, and nothing is folded over it.
 func TestGapIsQuarantined(t *testing.T) {
 	one(t, func(t *testing.T, w *world, c *written) {
@@ -639,7 +655,7 @@ func TestTrimDropsRefs(t *testing.T) {
 		}
 		due := w.due(queueUnref)
 		if len(due) != 1 || len(due[0].GetRefs()) != 2 || due[0].GetStreamId() != l.id.String() {
-			t.Errorf("markers %v", due)
+			t.Fatalf("markers %v", due)
 		}
 		if wait := time.Until(time.UnixMilli(due[0].GetAt())); wait < 10*time.Minute-time.Second {
 			t.Errorf("what may be read still is dropped in %s", wait)
