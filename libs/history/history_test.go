@@ -85,7 +85,9 @@ func filled(t testing.TB, s *store, n int) (*indexpb.Head, []*indexpb.Ref) {
 		if err := Append(h, r); err != nil {
 			t.Fatal(err)
 		}
-		s.overflow(h)
+		if len(h.GetRefs()) > maxRefs {
+			s.overflow(h)
+		}
 	}
 	return h, all
 }

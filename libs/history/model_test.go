@@ -164,13 +164,15 @@ func TestModel(t *testing.T) {
 		m.h.DroppedTo = start
 		t.Repeat(map[string]func(*rapid.T){
 			"append": func(t *rapid.T) {
-				for range rapid.SampledFrom([]int{1, 2, 40, 500}).Draw(t, "refs") {
-					r := m.from.ref(rapid.Uint64Range(1, 4).Draw(t, "records"), rapid.Int64Range(0, 2).Draw(t, "later"))
+				records, later := rapid.Uint64Range(1, 4).Draw(t, "records"), rapid.Int64Range(0, 2).Draw(t, "later")
+				atOnce := rapid.IntRange(1, 100).Draw(t, "at once")
+				for i := range rapid.SampledFrom([]int{1, 2, 40, 500}).Draw(t, "refs") {
+					r := m.from.ref(records, later*int64(i%3))
 					if err := Append(m.h, r); err != nil {
 						t.Fatal(err)
 					}
 					m.all = append(m.all, r)
-					if rapid.Bool().Draw(t, "at once") {
+					if i%atOnce == 0 {
 						m.s.overflow(m.h)
 					}
 				}
@@ -198,9 +200,9 @@ func TestModel(t *testing.T) {
 func TestHeadsAreBounded(t *testing.T) {
 	h, from := newHead(), &refs{next: 1 << 62, at: math.MinInt64 / 2}
 	h.DroppedTo = 1 << 62
-	made, most, count := 0, 0, 100_000
+	made, most, count := 0, 0, 60_000
 	if testing.Short() {
-		count = 20_000
+		count = 6_000
 	}
 	for i := range count {
 		r := from.ref(1<<30, 1<<20)

@@ -45,8 +45,9 @@ func drawnChunks(t *rapid.T, l *log) (chunks [][]byte, records []stream.Record) 
 			n := rapid.SampledFrom([]int{1, 2, 5, 300, 1000}).Draw(t, "records")
 			size := rapid.SampledFrom([]int{0, 1, 50, 900, 3000, 70_000, stream.MaxRecordBytes - 10}).Draw(t, "size")
 			random := rapid.Bool().Draw(t, "random")
+			later := stream.Millis(rapid.Int64Range(0, 3).Draw(t, "later"))
 			for range min(n, max(1, stream.MaxBatchBytes/(size+1))) {
-				l.at += stream.Millis(rapid.Int64Range(0, 3).Draw(t, "later"))
+				l.at += later
 				body := bytes.Repeat([]byte("ab"), size/2)
 				if random {
 					_, _ = noise.Read(body)
@@ -58,7 +59,7 @@ func drawnChunks(t *rapid.T, l *log) (chunks [][]byte, records []stream.Record) 
 				batch.Records = append(batch.Records, r)
 				next++
 			}
-			if chunk.RawBound(records)+chunk.RawBound(batch.Records) > 16<<20 {
+			if chunk.RawBound(records)+chunk.RawBound(batch.Records) > 6<<20 {
 				break
 			}
 			all := batch.Records
