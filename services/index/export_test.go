@@ -444,3 +444,43 @@ func TestNobodyOpensWhatIsBeingRestored(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// I11: a removal that dies at any call leaves nothing that looks complete, and is
+// found by the next.
+func TestRemovalOfAnExportDiesAnywhere(t *testing.T) {
+	const id, parts = "01J00000000000000000000000", 5
+	w := newWorld(t)
+	for n := 1; ; n++ {
+		inner := mem.New()
+		for i := range parts {
+			if _, err := inner.PutIfAbsent(t.Context(), export.PartKey(id, i), []byte("part")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := inner.PutIfAbsent(t.Context(), export.ManifestKey(id), []byte("manifest")); err != nil {
+			t.Fatal(err)
+		}
+		f := objectfault.New(inner)
+		f.KillAt(n, objectfault.After)
+		e, _ := w.exporter(f)
+		err := (&exportRun{Exporting: e}).removeExport(t.Context(), id)
+		if _, gerr := inner.Get(t.Context(), export.ManifestKey(id)); gerr == nil {
+			if _, gerr := inner.Get(t.Context(), export.PartKey(id, parts-1)); gerr != nil {
+				t.Errorf("killed at %d: parts are gone before the manifest", n)
+			}
+		}
+		e, _ = w.exporter(inner)
+		if err := (&exportRun{Exporting: e}).removeExport(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		if left, err := inner.List(t.Context(), "", "", 10); err != nil || len(left) > 0 {
+			t.Errorf("killed at %d: %v is left, %v", n, left, err)
+		}
+		if err == nil {
+			if n < parts {
+				t.Errorf("%d calls", n)
+			}
+			return
+		}
+	}
+}
