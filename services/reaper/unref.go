@@ -240,15 +240,13 @@ func (s *Service) proveGone(ctx context.Context, key string) (bool, error) {
 		return false, err
 	}
 	version, gone, err := s.place(ctx, key)
-	if err != nil {
+	if err != nil || !gone {
+		return false, err // the marker stays: what is there may be an earlier try's
+	}
+	if err := s.index.DeleteSettled(ctx, key, version); err != nil {
 		return false, err
 	}
-	if gone {
-		if err := s.index.DeleteSettled(ctx, key, version); err != nil {
-			return false, err
-		}
-	}
-	return gone, s.index.DropDue(ctx, due)
+	return true, s.index.DropDue(ctx, due)
 }
 
 // place puts a CONDEMNED row, without a live run, where there seems to be none: so
