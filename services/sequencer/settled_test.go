@@ -848,3 +848,81 @@ func TestStoredBytesAreCountedOnce(t *testing.T) {
 		l.stop()
 	})
 }
+
+// A binding whose confirmation is lost, and then its chain: the shard leaves that
+// chain as any other, under the next epoch (I4).
+func TestABindingThatWasNotConfirmedIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		l, out := w.leadOver(Config{SettledEvery: time.Hour})
+		d := w.stream(nil)
+		l.append(batch(d, "0"), 0, 1)
+		epoch := l.epoch()
+		if err := w.writer.end(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var puts atomic.Int64
+		began := time.Now()
+		out.follow(func(method string) meeting {
+			if method != "PutShard" {
+				return passes
+			}
+			switch n := puts.Add(1); {
+			case n == 1 || time.Since(began) > 20*time.Second:
+				return passes
+			case n == 2: // it binds the shard
+				return unasked
+			case n == 3:
+				if err := w.writer.end(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			return fails
+		})
+		l.later(epoch)
+		if l.epoch() < epoch+2 || len(w.writer.chainIDs()) != 3 {
+			t.Errorf("epoch %d after %d, %d chains", l.epoch(), epoch, len(w.writer.chainIDs()))
+		}
+		out.follow(nil)
+		l.append(batch(d, "1"), 1, 2)
+		w.wantStored(d, "0", "1")
+		w.settleAll()
+		l.followSettled(t.Context())
+		l.wantReadable(d, 0, 2)
+		l.stop()
+	})
+}
+
+// A shard that was in another chain without an entry there goes on in its former
+// one behind what it had there.
+func TestComingBackFromAnEmptySegment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		l := w.lead(Config{IdleStream: time.Microsecond, SettledEvery: time.Hour})
+		d := w.stream(nil)
+		l.append(batch(d, "0"), 0, 1)
+		other := w.another("writer2")
+		l.moveTo("writer", "writer2")
+		w.announce("writer", w.writer, nil)
+		w.announce("writer2", other, map[string]string{"draining": "yes"})
+		if err := other.end(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "it is back", func() bool { return l.writesTo() == w.writer.address })
+		b := w.bindings()
+		if a := w.writer.chainID(); len(b) != 2 || b[0].GetChainId() != a || b[1].GetChainId() != a || !b[0].GetCutKnown() || b[0].GetEpoch() >= b[1].GetEpoch() {
+			t.Errorf("bindings %v", b)
+		}
+		l.append(batch(d, "1"), 1, 2)
+		l.evict()
+		l.append(batch(d, "2"), 2, 3)
+		w.settleAll()
+		l.followSettled(t.Context())
+		if b := w.bindings(); len(b) != 1 {
+			t.Errorf("bindings %v", b)
+		}
+		l.wantReadable(d, 0, 3)
+		w.wantStored(d, "0", "1", "2")
+		l.stop()
+	})
+}
