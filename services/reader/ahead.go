@@ -14,6 +14,8 @@ import (
 const (
 	// aheadBytes is how far beyond what a call fetches the cache is told to read.
 	aheadBytes = 4 << 20
+	// aheadFrom is how much a call fetches, decoded, that reads on and on.
+	aheadFrom = messageBytes / 2
 	// aheadStep is not more than a cache reads at once: a byte of each step brings
 	// in all of them.
 	aheadStep = 1 << 20

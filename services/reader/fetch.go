@@ -144,10 +144,20 @@ func (s *Service) gather(ctx context.Context, id stream.ID, req *sequencerpb.Fet
 	}
 	f = fetched{state: res.GetState(), start: start, chunks: chunks}
 	if start < to {
-		s.ahead.of(pieces[len(chunks):])
+		if f.size() >= aheadFrom {
+			s.ahead.of(pieces[len(chunks):])
+		}
 		f.reach()
 	}
 	return f, true, nil
+}
+
+// size returns to how many bytes what was fetched decodes.
+func (f *fetched) size() (n int) {
+	for i := range f.chunks {
+		n += f.chunks[i].size
+	}
+	return n
 }
 
 // reach moves the tail of an answer up to the end of its chunks: a head may know

@@ -61,6 +61,9 @@ type cursor struct {
 
 // demand returns what a fetch for the cursor may get, of size bytes.
 func (c *cursor) demand(size int) demand {
+	if c.bytes != nil {
+		size = int(min(uint64(size), max(1, *c.bytes)))
+	}
 	return demand{size: size, records: c.records(), skip: c.from != nil}
 }
 

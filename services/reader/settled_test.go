@@ -564,6 +564,9 @@ func TestSmallReadsFetchLittle(t *testing.T) {
 	if got := read(&novapb.ReadRequest{Start: &novapb.ReadRequest_Timestamp{Timestamp: 1000 + 8*10}, CountPresence: one}); got > 2 {
 		t.Errorf("%d parts read for one record by its time", got)
 	}
+	if got := read(&novapb.ReadRequest{Start: atSeq(10), BytesPresence: &novapb.ReadRequest_Bytes{Bytes: 100}}); got != 1 {
+		t.Errorf("%d parts read for a hundred bytes, want one frame", got)
+	}
 	if len(w.ahead) != 0 {
 		t.Errorf("small reads read ahead: %v", w.ahead)
 	}
