@@ -120,8 +120,17 @@ func TestAnyHistory(t *testing.T) {
 					}
 				default:
 					p := w.process(Config{})
-					if rapid.Bool().Draw(rt, "dies") {
-						p.rows.KillAt(rapid.IntRange(1, 100).Draw(rt, "call"), metafault.When(rapid.IntRange(0, 1).Draw(rt, "after")))
+					n := rapid.IntRange(1, 100).Draw(rt, "call")
+					switch rapid.IntRange(0, 4).Draw(rt, "what happens") {
+					case 0:
+						p.rows.KillAt(n, metafault.When(rapid.IntRange(0, 1).Draw(rt, "after")))
+					case 1:
+						p.objects.KillAt(1+n/10, fault.When(rapid.IntRange(0, 1).Draw(rt, "after")))
+					case 2:
+						do := rapid.SampledFrom([]metafault.Action{metafault.LoseReply, metafault.OwnConflict, metafault.FailBefore}).Draw(rt, "how")
+						p.rows.Script(metafault.Rule{Op: metafault.Put, Nth: n, Times: 3, Do: do})
+					case 3:
+						p.rows.Script(metafault.Rule{Op: metafault.Read, Nth: n, Times: n, Do: metafault.Stale, Back: rapid.IntRange(1, 3).Draw(rt, "back")})
 					}
 					p.die(w.ctx, func(ctx context.Context) {
 						_, _ = p.settle(ctx, chains[rapid.IntRange(0, len(chains)-1).Draw(rt, "chain")].id)
