@@ -173,20 +173,25 @@ func (o *observer) ClientReporter(ctx context.Context, m interceptors.CallMeta) 
 	if m.Typ != interceptors.Unary {
 		// A stream that its caller only cancels never returns an error.
 		start := time.Now()
-		c.watch = context.AfterFunc(ctx, func() { c.PostCall(status.FromContextError(ctx.Err()).Err(), time.Since(start)) })
+		// It may run before watch is set, so it must not look at that.
+		c.watch = context.AfterFunc(ctx, func() {
+			c.once.Do(func() { c.end(status.FromContextError(ctx.Err()).Err(), time.Since(start)) })
+		})
 	}
 	return c, ctx
 }
 
 // PostCall ends the observation; only the first one counts.
 func (c *call) PostCall(err error, took time.Duration) {
-	c.once.Do(func() { c.end(err, took) })
+	c.once.Do(func() {
+		if c.watch != nil {
+			c.watch()
+		}
+		c.end(err, took)
+	})
 }
 
 func (c *call) end(err error, took time.Duration) {
-	if c.watch != nil {
-		c.watch()
-	}
 	code := status.Code(err)
 	c.o.active.Add(c.ctx, -1, c.method.attrs)
 	if int(code) < len(c.method.byCode) {
