@@ -14,6 +14,8 @@ import (
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/chunk"
+	"github.com/nova-stream/nova/libs/export"
+	"github.com/nova-stream/nova/libs/history"
 	"github.com/nova-stream/nova/libs/metastore"
 	metamem "github.com/nova-stream/nova/libs/metastore/mem"
 	"github.com/nova-stream/nova/libs/objectstore"
@@ -436,6 +438,74 @@ func TestDeletedStreams(t *testing.T) {
 	}
 	if r.report.Streams != 4 || r.report.Deleted != 2 {
 		t.Errorf("%+v", r.report)
+	}
+}
+
+// Of two heads of a stream, read one after the other, the last counts, for what it
+// names too: a bit of a run that the first named would never be cleared.
+func TestTheLastHeadCounts(t *testing.T) {
+	w := newWorld(t)
+	ref := func(next uint64) []*indexpb.Ref {
+		return []*indexpb.Ref{{Object: "settled/" + fmt.Sprint(next), NextSeq: next, Offset: 8, Length: 8, Frames: 1}}
+	}
+	id := idOf(0).String()
+	out := export.NewWriter(w.objects, &indexpb.ExportManifest{ExportId: "01J00000000000000000000000", Number: 1, ConstellationId: "c"})
+	for _, r := range []*indexpb.ExportRecord{
+		{Row: &indexpb.ExportRecord_Constellation{Constellation: &indexpb.Constellation{Id: "c", ShardCount: 2}}},
+		{Row: &indexpb.ExportRecord_Head{Head: &indexpb.Head{StreamId: id, Tail: 1, Refs: ref(1), State: indexpb.HeadState_HEAD_STATE_ACTIVE}}},
+		{Row: &indexpb.ExportRecord_Head{Head: &indexpb.Head{StreamId: id, Tail: 2, Refs: ref(2), State: indexpb.HeadState_HEAD_STATE_ACTIVE}}},
+	} {
+		if err := out.Add(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := out.Finish(t.Context(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	r := w.restore()
+	res, err := r.index.GetHead(t.Context(), &indexpb.GetHeadRequest{StreamId: id})
+	if err != nil || res.GetHead().GetTail() != 2 || r.report.Settled != 1 {
+		t.Errorf("%v, %v, %+v", res, err, r.report)
+	}
+}
+
+// What pages name is named, and the pages are.
+func TestPages(t *testing.T) {
+	w := newWorld(t)
+	made, err := w.index.CreateStream(t.Context(), &indexpb.CreateStreamRequest{Bucket: "bucket", Stream: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, first, second := made.GetStream().GetStreamId(), "page/"+stream.NewAttemptID().String(), "page/"+stream.NewAttemptID().String()
+	body := &indexpb.RefPageBody{StreamId: id, Level: 1, Refs: []*indexpb.Ref{{Object: "settled/x", Run: 3, NextSeq: 2, Offset: 8, Length: 8, Frames: 1}}}
+	b := history.EncodePage(body)
+	w.object(first, b)
+	level := &indexpb.RefPageBody{StreamId: id, Level: 2, Pages: []*indexpb.RefPage{history.PageOf(body, first, uint32(len(b)))}}
+	b = history.EncodePage(level)
+	w.object(second, b)
+	w.put(&indexpb.Head{
+		StreamId: id, State: indexpb.HeadState_HEAD_STATE_ACTIVE, Tail: 2, FoldedEpoch: 1, Attempt: "a", Pages: []*indexpb.RefPage{history.PageOf(level, second, uint32(len(b)))},
+	})
+	w.export()
+	stray := "settled/" + stream.NewAttemptID().String()
+	w.object(stray, []byte("stray"))
+	r := w.restore()
+	for _, key := range []string{first, second} {
+		res, err := r.index.GetSettledObject(t.Context(), &indexpb.GetSettledObjectRequest{Object: key})
+		if err != nil || res.GetObject().GetStreamId() != id || res.GetObject().GetRuns() != 1 || !slices.Equal(res.GetObject().GetLive(), []byte{1}) {
+			t.Errorf("%v, %v", res, err)
+		}
+	}
+	if r.report.Settled != 3 || r.report.Damage != 1 || r.report.Unneeded != 1 { // settled/x is not there
+		t.Errorf("%+v", r.report)
+	}
+	// Below a page that is gone nobody knows what is needed: nothing is marked.
+	if err := w.objects.Delete(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	r = w.restore()
+	if r.report.Unneeded != 0 || r.report.Damage == 0 || len(r.due("settled")) != 0 {
+		t.Errorf("%+v, %v", r.report, r.due("settled"))
 	}
 }
 

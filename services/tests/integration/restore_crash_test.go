@@ -27,6 +27,7 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 	"github.com/nova-stream/nova/services/index"
+	"github.com/nova-stream/nova/services/novad"
 	"github.com/nova-stream/nova/services/restore"
 )
 
@@ -36,6 +37,7 @@ type lost struct {
 	objects objectstore.Store
 	sent    []*sent
 	made    string // id of a stream that the export does not know
+	deleted string // of one that was deleted after it
 }
 
 // loseMetastore makes one: with records settled before and after the export and not
@@ -43,11 +45,16 @@ type lost struct {
 func loseMetastore(t *testing.T) *lost {
 	t.Helper()
 	s := newStorage()
-	cfg := s.config(t, "--shards", "2", "--settle-age", "50ms")
-	cfg.Settler.Interval, cfg.Settler.Probe = 50*time.Millisecond, 50*time.Millisecond
-	n := startNode(t, cfg)
-	awaitReady(t, n)
-	c := dial(t, n.Addr())
+	start := func(grace time.Duration) (*novad.Node, *client) {
+		t.Helper()
+		cfg := s.config(t, "--shards", "2", "--settle-age", "50ms")
+		cfg.Settler.Interval, cfg.Settler.Probe, cfg.Settler.ReadGrace = 50*time.Millisecond, 50*time.Millisecond, grace
+		cfg.Reaper.Interval = 50 * time.Millisecond
+		n := startNode(t, cfg)
+		awaitReady(t, n)
+		return n, dial(t, n.Addr())
+	}
+	n, c := start(50 * time.Millisecond)
 	out := &lost{}
 	for i := range 4 {
 		p := &sent{stream: fmt.Sprint("s", i)}
@@ -56,7 +63,7 @@ func loseMetastore(t *testing.T) *lost {
 		out.sent = append(out.sent, p)
 	}
 	for _, name := range []string{"before", "after"} {
-		c.create(t, name, nil)
+		out.deleted = c.create(t, name, nil)
 		c.append(t, 0, name, "x")
 	}
 	remove := func(name string) {
@@ -67,6 +74,19 @@ func loseMetastore(t *testing.T) *lost {
 	}
 	remove("before")
 	s.settledMore(t, 0)
+	eventually(t, readyLimit, func() error {
+		found, err := s.objects.List(t.Context(), "chain/", "", 1)
+		if err == nil && len(found) == 1 && strings.HasSuffix(found[0].Key, "/0000000000000000") {
+			err = errors.New("no slot was reclaimed")
+		}
+		return err
+	})
+	stopNode(t, n)
+	// Nothing is deleted from here on, as after an export.
+	n, c = start(time.Hour)
+	had := s.count(t, "settled/")
+	out.sent[1].more(t, c, 1)
+	s.settledMore(t, had)
 	out.sent[0].more(t, c, 1)
 	svc, err := index.New(index.Config{}, index.Deps{Store: s.metadata})
 	if err != nil {
@@ -79,7 +99,7 @@ func loseMetastore(t *testing.T) *lost {
 	if err := e.Export(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	had := s.count(t, "settled/")
+	had = s.count(t, "settled/")
 	for _, p := range out.sent[:2] {
 		p.more(t, c, 2)
 	}
@@ -214,7 +234,8 @@ func (l *lost) serve(t *testing.T, objects objectstore.Store, metadata metastore
 	t.Helper()
 	s := storage{objects, metadata}
 	cfg := s.config(t, "--settle-age", "50ms")
-	cfg.Settler.Interval, cfg.Settler.Probe = 50*time.Millisecond, 50*time.Millisecond
+	cfg.Settler.Interval, cfg.Settler.Probe, cfg.Settler.ReadGrace = 50*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
+	cfg.Reaper.Interval = 50 * time.Millisecond
 	n := startNode(t, cfg)
 	defer stopNode(t, n)
 	awaitReady(t, n)
@@ -245,10 +266,37 @@ func (l *lost) serve(t *testing.T, objects objectstore.Store, metadata metastore
 		_, err := c.reads.Read(t.Context(), &novapb.ReadRequest{Bucket: bucket, Stream: name, Start: &novapb.ReadRequest_Seq{}})
 		wantErr(t, err, codes.NotFound, reason.StreamNotFound)
 	}
-	settled := s.count(t, "settled/")
-	s.settledMore(t, settled-1)
+	l.settles(t, metadata)
+	for _, p := range l.sent {
+		c.expect(t, p.stream, uint64(from(p)), p.bodies[from(p):]...)
+	}
 	c.append(t, uint64(len(l.sent[2].bodies)), "s2", "and on")
 	c.mustVerify(t)
+}
+
+// settles waits until all chains of before are settled to their ends, and what was
+// deleted is removed.
+func (l *lost) settles(t *testing.T, metadata metastore.Store) {
+	t.Helper()
+	svc, err := index.New(index.Config{}, index.Deps{Store: metadata})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, readyLimit, func() error {
+		res, err := svc.ListChains(t.Context(), &indexpb.ListChainsRequest{Limit: 100})
+		if err != nil {
+			return err
+		}
+		for _, v := range res.GetChains() {
+			if c := v.GetChain(); c.GetState() == indexpb.ChainState_CHAIN_STATE_SEALED && c.GetSettledTo() < c.GetCut() {
+				return fmt.Errorf("chain %s is settled to %d of %d", c.GetChainId(), c.GetSettledTo(), c.GetCut())
+			}
+		}
+		if _, err := svc.GetHead(t.Context(), &indexpb.GetHeadRequest{StreamId: l.deleted}); !reason.Is(err, reason.RowNotFound) {
+			return fmt.Errorf("the head of the deleted stream: %w", err)
+		}
+		return nil
+	})
 }
 
 // A restore that dies at any call to either store, before or after it took effect,
