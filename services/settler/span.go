@@ -55,17 +55,28 @@ func (s *span) choose(ctx context.Context) error {
 	if rows, err = s.within(rows); err != nil {
 		return err
 	}
-	if s.windows, err = s.open(ctx, rows); err != nil {
-		return err
+	o := &order{span: s, shards: map[stream.Shard]*indexpb.Shard{}, settled: map[string]uint64{}, judged: map[segment]string{}}
+	// A few at a time: a chain that waits reads no more.
+	for len(rows) > 0 {
+		n := min(len(rows), readsAtOnce)
+		windows, err := s.open(ctx, rows[:n])
+		if err != nil {
+			return err
+		}
+		rows = rows[n:]
+		ready, why, err := o.inOrder(ctx, windows)
+		if err != nil {
+			return err
+		}
+		s.windows = append(s.windows, windows[:ready]...)
+		if len(s.windows) == 0 {
+			return blocked("%s", why)
+		}
+		if ready < n {
+			break
+		}
 	}
 	s.measure()
-	why, err := s.inOrder(ctx)
-	if err != nil {
-		return err
-	}
-	if len(s.windows) == 0 {
-		return blocked("%s", why)
-	}
 	s.to = s.windows[len(s.windows)-1].To
 	return nil
 }
@@ -144,36 +155,6 @@ func (s *span) measure() {
 	}
 }
 
-// inOrder ends the span before the first directory that holds entries whose
-// shard's lower chains are not settled yet, and says why.
-//
-// A head may hold entries only in the order of their positions: what was folded
-// over a gap could never be filled. There is no deadlock: a directory that holds
-// an epoch of a shard was claimed after all lower chains were absorbed to their
-// cuts.
-func (s *span) inOrder(ctx context.Context) (string, error) {
-	o := &order{span: s, shards: map[stream.Shard]*indexpb.Shard{}, settled: map[string]uint64{}, judged: map[segment]string{}}
-	if err := o.readShards(ctx); err != nil {
-		return "", err
-	}
-	for i, w := range s.windows {
-		for _, at := range w.Epochs() {
-			if at.Next == 0 {
-				continue // only a fence
-			}
-			why, err := o.waits(ctx, at.Shard, at.Epoch, w.From)
-			if err != nil {
-				return "", err
-			}
-			if why != "" {
-				s.windows = s.windows[:i]
-				return why, nil
-			}
-		}
-	}
-	return "", nil
-}
-
 // order judges what must be settled before an epoch of a shard.
 type order struct {
 	*span
@@ -183,27 +164,54 @@ type order struct {
 	judged  map[segment]string
 }
 
+// inOrder returns how many of the next directories may be settled, and what the
+// one behind them waits for.
+//
+// A head may hold entries only in the order of their positions: what was folded
+// over a gap could never be filled. There is no deadlock: a directory that holds
+// an epoch of a shard was claimed after all lower chains were absorbed to their
+// cuts.
+func (o *order) inOrder(ctx context.Context, windows []window) (int, string, error) {
+	if err := o.readShards(ctx, windows); err != nil {
+		return 0, "", err
+	}
+	for i, w := range windows {
+		for _, at := range w.Epochs() {
+			if at.Next == 0 {
+				continue // only a fence
+			}
+			why, err := o.waits(ctx, at.Shard, at.Epoch, w.From)
+			if err != nil {
+				return 0, "", err
+			}
+			if why != "" {
+				return i, why, nil
+			}
+		}
+	}
+	return len(windows), "", nil
+}
+
 type segment struct {
 	shard stream.Shard
 	epoch stream.Epoch
 	from  stream.Slot // of the directory
 }
 
-func (o *order) readShards(ctx context.Context) error {
-	for _, w := range o.windows {
+// readShards reads the records of shards that have entries and were not read yet.
+func (o *order) readShards(ctx context.Context, windows []window) error {
+	var shards []stream.Shard
+	for _, w := range windows {
 		for _, at := range w.Epochs() {
-			if at.Next > 0 {
+			if _, known := o.shards[at.Shard]; !known && at.Next > 0 {
 				o.shards[at.Shard] = nil
+				shards = append(shards, at.Shard)
 			}
 		}
 	}
 	var mu sync.Mutex
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(headsAtOnce)
-	shards := make([]stream.Shard, 0, len(o.shards))
-	for n := range o.shards {
-		shards = append(shards, n)
-	}
 	for _, n := range shards {
 		group.Go(func() error {
 			r, _, err := o.index.GetShard(gctx, n)
