@@ -129,12 +129,18 @@ func (r *restore) putChain(ctx context.Context, id string) error {
 		return r.rows.Put(ctx, record)
 	}
 	kept := r.present(id, record)
-	from := record.GetAbsorbedTo()
-	if len(kept) > 0 {
-		from = kept[0].GetFrom()
+	from := firstSlot(kept, record)
+	if from > record.GetSettledTo() {
+		// What is needed is gone. If it is only directories, they are made again.
+		if again, err := r.absorbAgain(ctx, id, record); err != nil {
+			return err
+		} else if again {
+			kept = r.present(id, record)
+			from = firstSlot(kept, record)
+		}
 	}
 	if settled := record.GetSettledTo(); from > settled {
-		r.damaged(ctx, "slots or directories of a chain are gone that were not settled when the export was made; streams that had records there are quarantined when they are opened",
+		r.damaged(ctx, "slots of a chain are gone that were not settled when the export was made; streams that had records there are quarantined when they are opened",
 			"chain", id, "from", settled, "to", from)
 	}
 	for _, d := range kept {
@@ -153,12 +159,66 @@ func (r *restore) putChain(ctx context.Context, id string) error {
 	return r.rows.Put(ctx, record)
 }
 
+// firstSlot is where directories that lead up to absorbed_to begin.
+func firstSlot(of []*indexpb.Directory, record *indexpb.Chain) uint64 {
+	if len(of) == 0 {
+		return record.GetAbsorbedTo()
+	}
+	return of[0].GetFrom()
+}
+
+// absorbAgain takes absorbed_to back to the first directory that is missing at or
+// above settled_to, if the slots from there on are in the bucket. How far each shard
+// was there is told by its first entry behind: a writer puts no entry of a lower
+// epoch behind one of a higher.
+func (r *restore) absorbAgain(ctx context.Context, id string, record *indexpb.Chain) (bool, error) {
+	c, err := stream.ParseChainID(id)
+	if err != nil {
+		return false, err
+	}
+	at := record.GetSettledTo()
+	for _, d := range r.sorted(id) {
+		if d.GetFrom() == at && d.GetTo() <= record.GetAbsorbedTo() && r.bucket.directories[id][d.GetObject()] {
+			at = d.GetTo()
+		}
+	}
+	if at >= record.GetAbsorbedTo() || !r.bucket.holds(id, record.GetSettledTo(), record.GetAbsorbedTo()) {
+		return false, nil
+	}
+	record.AbsorbedTo, record.AbsorbingTo, record.Progress = at, at, nil
+	met := map[stream.Shard]bool{}
+	for slot := at; r.bucket.holds(id, slot, slot+1); slot++ {
+		f, err := r.footer(ctx, c, stream.Slot(slot))
+		if err != nil {
+			return false, err
+		}
+		for _, e := range f.Entries {
+			if met[e.Shard] {
+				continue
+			}
+			met[e.Shard] = true
+			if e.Kind != bundle.KindFence && e.EntryNo > 0 {
+				record.Progress = append(record.Progress, &indexpb.ShardProgress{Shard: uint32(e.Shard), Epoch: uint64(e.Epoch), NextEntry: uint64(e.EntryNo)})
+			}
+		}
+	}
+	slices.SortFunc(record.Progress, func(a, b *indexpb.ShardProgress) int { return int(int64(a.GetShard()) - int64(b.GetShard())) })
+	r.log.WarnContext(ctx, "directories of a chain are gone; they are made again", "chain", id, "from", at)
+	return true, nil
+}
+
+// sorted returns the directories of a chain that the export has, by slot.
+func (r *restore) sorted(id string) []*indexpb.Directory {
+	return slices.SortedFunc(slices.Values(r.source.directories[id]), func(a, b *indexpb.Directory) int {
+		return int(int64(a.GetFrom()) - int64(b.GetFrom()))
+	})
+}
+
 // present returns the last directories of a chain, up to absorbed_to, whose objects
 // and slots are there.
 func (r *restore) present(id string, record *indexpb.Chain) []*indexpb.Directory {
-	all := slices.SortedFunc(slices.Values(r.source.directories[id]), func(a, b *indexpb.Directory) int {
-		return int(int64(a.GetFrom()) - int64(b.GetFrom()))
-	})
+	// Above it, if absorbed_to was taken back, others are made.
+	all := slices.DeleteFunc(r.sorted(id), func(d *indexpb.Directory) bool { return d.GetTo() > record.GetAbsorbedTo() })
 	first, next := len(all), record.GetAbsorbedTo()
 	for i := len(all) - 1; i >= 0; i-- {
 		d := all[i]

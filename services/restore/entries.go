@@ -101,6 +101,11 @@ func (r *restore) putShards(ctx context.Context) error {
 		}
 	}
 	// Fences that are below what is scanned.
+	for _, c := range r.source.chains {
+		for _, p := range c.GetProgress() {
+			note(stream.Shard(p.GetShard()), p.GetEpoch())
+		}
+	}
 	err := r.index.EachChain(ctx, func(c *indexpb.Chain) error {
 		for _, p := range c.GetProgress() {
 			note(stream.Shard(p.GetShard()), p.GetEpoch())

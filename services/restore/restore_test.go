@@ -14,6 +14,7 @@ import (
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/chunk"
+	"github.com/nova-stream/nova/libs/directory"
 	"github.com/nova-stream/nova/libs/export"
 	"github.com/nova-stream/nova/libs/history"
 	"github.com/nova-stream/nova/libs/metastore"
@@ -336,13 +337,63 @@ func TestWhatIsThereIsSettledAgain(t *testing.T) {
 			source: &source{directories: map[string][]*indexpb.Directory{id: c.rows}},
 			bucket: &listing{slots: map[string][]slots{id: c.slots}, directories: map[string]map[string]bool{id: c.objects}},
 		}
-		from := record.GetAbsorbedTo()
-		if kept := r.present(id, record); len(kept) > 0 {
-			from = kept[0].GetFrom()
-		}
-		if from != c.from {
+		if from := firstSlot(r.present(id, record), record); from != c.from {
 			t.Errorf("%s: from %d, want %d", c.name, from, c.from)
 		}
+	}
+}
+
+// Directories that are gone and needed are made again from the slots; those of slots
+// that are gone too are damage, and the rest of the chain is there.
+func TestDirectoriesThatAreGone(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		lose    func(w *world, id stream.ChainID, objects []string)
+		rows    string
+		settled uint64
+		damage  int
+	}{
+		{"none", func(*world, stream.ChainID, []string) {}, "0-2 2-4 4-6 6-7", 0, 0},
+		{"one", func(w *world, _ stream.ChainID, objects []string) { w.lose(objects[1]) }, "0-2 2-7", 0, 0},
+		{"all", func(w *world, _ stream.ChainID, objects []string) { w.lose(objects...) }, "2-7", 2, 0},
+		{"one that is settled", func(w *world, _ stream.ChainID, objects []string) { w.lose(objects[0]) }, "2-4 4-6 6-7", 2, 0},
+		{"a slot too", func(w *world, id stream.ChainID, objects []string) { w.lose(chain.SlotKey(id, 3)) }, "4-6 6-7", 4, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			one, other, id := idOf(0), idOf(1), stream.NewChainID()
+			for n := range stream.Slot(7) {
+				w.slot(id, n, token(one, 3, stream.EntryNo(n)), token(other, 2, stream.EntryNo(2*n)), token(other, 2, stream.EntryNo(2*n+1)))
+			}
+			var objects []string
+			for from := stream.Slot(0); from < 6; from += 2 {
+				b := directory.NewBuilder(id, from)
+				for n := from; n < from+2; n++ {
+					b.Add(n, &bundle.FooterEntry{Kind: bundle.KindToken, Shard: 0, Epoch: 3, EntryNo: stream.EntryNo(n), StreamID: one, Length: 10, Header: []byte("token")})
+				}
+				key := chain.DirectoryKey(id, from, stream.NewAttemptID())
+				w.object(key, b.Finish(from+2))
+				w.put(&indexpb.Directory{ChainId: id.String(), From: uint64(from), To: uint64(from + 2), Object: key, Attempt: "a"})
+				objects = append(objects, key)
+			}
+			w.put(&indexpb.Chain{
+				ChainId: id.String(), State: indexpb.ChainState_CHAIN_STATE_OPEN, AbsorbingTo: 6, AbsorbedTo: 6, SettledTo: 2, Attempt: "a",
+				Progress: []*indexpb.ShardProgress{{Shard: 0, Epoch: 3, NextEntry: 6}, {Shard: 1, Epoch: 2, NextEntry: 12}},
+			})
+			w.export()
+			c.lose(w, id, objects)
+			r := w.restore()
+			if got, row := r.directories(id), r.chain(id); got != c.rows || row.GetSettledTo() != c.settled || row.GetAbsorbedTo() != 7 || r.report.Damage != c.damage {
+				t.Errorf("%s, %v, %+v", got, row, r.report)
+			}
+		})
+	}
+}
+
+func (w *world) lose(keys ...string) {
+	w.t.Helper()
+	if err := w.objects.Delete(w.t.Context(), keys...); err != nil {
+		w.t.Fatal(err)
 	}
 }
 
