@@ -1560,6 +1560,1042 @@ func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
 	return file_nova_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
+// GetBackgroundRequest says which chains are listed. Queues, totals and the export
+// are always those of the whole constellation.
+type GetBackgroundRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only chain ids after it.
+	StartAfter string `protobuf:"bytes,1,opt,name=start_after,json=startAfter,proto3" json:"start_after,omitempty"`
+	// Chains, 1..1000; 0 means 1000.
+	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBackgroundRequest) Reset() {
+	*x = GetBackgroundRequest{}
+	mi := &file_nova_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBackgroundRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBackgroundRequest) ProtoMessage() {}
+
+func (x *GetBackgroundRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBackgroundRequest.ProtoReflect.Descriptor instead.
+func (*GetBackgroundRequest) Descriptor() ([]byte, []int) {
+	return file_nova_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *GetBackgroundRequest) GetStartAfter() string {
+	if x != nil {
+		return x.StartAfter
+	}
+	return ""
+}
+
+func (x *GetBackgroundRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// BackgroundChain is what waits in one chain.
+type BackgroundChain struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The chain's id (ULID).
+	ChainId string `protobuf:"bytes,1,opt,name=chain_id,json=chainId,proto3" json:"chain_id,omitempty"`
+	// "open" or "sealed".
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// Where a sealed chain ends: one more than its last committed slot.
+	Cut uint64 `protobuf:"varint,3,opt,name=cut,proto3" json:"cut,omitempty"`
+	// Slots below it are in directories.
+	AbsorbedTo uint64 `protobuf:"varint,4,opt,name=absorbed_to,json=absorbedTo,proto3" json:"absorbed_to,omitempty"`
+	// Slots below it are settled.
+	SettledTo uint64 `protobuf:"varint,5,opt,name=settled_to,json=settledTo,proto3" json:"settled_to,omitempty"`
+	// Slots below it are deleted, but for what is kept for repair.
+	ReclaimedTo uint64 `protobuf:"varint,6,opt,name=reclaimed_to,json=reclaimedTo,proto3" json:"reclaimed_to,omitempty"`
+	// Streams that are quarantined and for whose repair slots are kept.
+	PinnedStreams uint32 `protobuf:"varint,7,opt,name=pinned_streams,json=pinnedStreams,proto3" json:"pinned_streams,omitempty"`
+	// What follows is known: a settler told it, or nothing is left to settle.
+	Known bool `protobuf:"varint,8,opt,name=known,proto3" json:"known,omitempty"`
+	// Committed slots that are not absorbed yet, as last seen by a settler.
+	BacklogSlots uint64 `protobuf:"varint,9,opt,name=backlog_slots,json=backlogSlots,proto3" json:"backlog_slots,omitempty"`
+	// Since when some wait, milliseconds since the Unix epoch; 0: none.
+	BacklogSince int64 `protobuf:"varint,10,opt,name=backlog_since,json=backlogSince,proto3" json:"backlog_since,omitempty"`
+	// Bytes of entries that are absorbed and not settled.
+	UnsettledBytes uint64 `protobuf:"varint,11,opt,name=unsettled_bytes,json=unsettledBytes,proto3" json:"unsettled_bytes,omitempty"`
+	// When the oldest of them were absorbed, milliseconds since the Unix epoch; 0:
+	// none wait.
+	UnsettledSince int64 `protobuf:"varint,12,opt,name=unsettled_since,json=unsettledSince,proto3" json:"unsettled_since,omitempty"`
+	// Why it is not settled any further, for people; empty: nothing keeps it.
+	Blocked       string `protobuf:"bytes,13,opt,name=blocked,proto3" json:"blocked,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackgroundChain) Reset() {
+	*x = BackgroundChain{}
+	mi := &file_nova_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackgroundChain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackgroundChain) ProtoMessage() {}
+
+func (x *BackgroundChain) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackgroundChain.ProtoReflect.Descriptor instead.
+func (*BackgroundChain) Descriptor() ([]byte, []int) {
+	return file_nova_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *BackgroundChain) GetChainId() string {
+	if x != nil {
+		return x.ChainId
+	}
+	return ""
+}
+
+func (x *BackgroundChain) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *BackgroundChain) GetCut() uint64 {
+	if x != nil {
+		return x.Cut
+	}
+	return 0
+}
+
+func (x *BackgroundChain) GetAbsorbedTo() uint64 {
+	if x != nil {
+		return x.AbsorbedTo
+	}
+	return 0
+}
+
+func (x *BackgroundChain) GetSettledTo() uint64 {
+	if x != nil {
+		return x.SettledTo
+	}
+	return 0
+}
+
+func (x *BackgroundChain) GetReclaimedTo() uint64 {
+	if x != nil {
+		return x.ReclaimedTo
+	}
+	return 0
+}
+
+func (x *BackgroundChain) GetPinnedStreams() uint32 {
+	if x != nil {
+		return x.PinnedStreams
+	}
+	return 0
+}
+
+func (x *BackgroundChain) GetKnown() bool {
+	if x != nil {
+		return x.Known
+	}
+	return false
+}
+
+func (x *BackgroundChain) GetBacklogSlots() uint64 {
+	if x != nil {
+		return x.BacklogSlots
+	}
+	return 0
+}
+
+func (x *BackgroundChain) GetBacklogSince() int64 {
+	if x != nil {
+		return x.BacklogSince
+	}
+	return 0
+}
+
+func (x *BackgroundChain) GetUnsettledBytes() uint64 {
+	if x != nil {
+		return x.UnsettledBytes
+	}
+	return 0
+}
+
+func (x *BackgroundChain) GetUnsettledSince() int64 {
+	if x != nil {
+		return x.UnsettledSince
+	}
+	return 0
+}
+
+func (x *BackgroundChain) GetBlocked() string {
+	if x != nil {
+		return x.Blocked
+	}
+	return ""
+}
+
+// BackgroundQueue is one queue of due markers.
+type BackgroundQueue struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name, for example "reclaim".
+	Queue string `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Markers in it, most of which are due later; at most 1000 are counted, of the
+	// queue "unref" 8.
+	Waiting uint32 `protobuf:"varint,2,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// There are more than were counted.
+	MoreWaiting bool `protobuf:"varint,3,opt,name=more_waiting,json=moreWaiting,proto3" json:"more_waiting,omitempty"`
+	// Of the counted ones, those that are due now.
+	Due uint32 `protobuf:"varint,4,opt,name=due,proto3" json:"due,omitempty"`
+	// Of the counted ones, those that a reaper works on.
+	InWork uint32 `protobuf:"varint,5,opt,name=in_work,json=inWork,proto3" json:"in_work,omitempty"`
+	// When the first of them is due, milliseconds since the Unix epoch; 0: there is
+	// none.
+	OldestAt int64 `protobuf:"varint,6,opt,name=oldest_at,json=oldestAt,proto3" json:"oldest_at,omitempty"`
+	// Dead letters: markers that failed too often and were set aside; counted as far
+	// as waiting is.
+	Dead uint32 `protobuf:"varint,7,opt,name=dead,proto3" json:"dead,omitempty"`
+	// There are more than were counted.
+	MoreDead bool `protobuf:"varint,8,opt,name=more_dead,json=moreDead,proto3" json:"more_dead,omitempty"`
+	// Markers done, summed over the reapers that answered, each since it started.
+	Done uint64 `protobuf:"varint,9,opt,name=done,proto3" json:"done,omitempty"`
+	// In the same way, times that a marker was too early, or its work failed.
+	NotDone       uint64 `protobuf:"varint,10,opt,name=not_done,json=notDone,proto3" json:"not_done,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackgroundQueue) Reset() {
+	*x = BackgroundQueue{}
+	mi := &file_nova_v1_admin_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackgroundQueue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackgroundQueue) ProtoMessage() {}
+
+func (x *BackgroundQueue) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_admin_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackgroundQueue.ProtoReflect.Descriptor instead.
+func (*BackgroundQueue) Descriptor() ([]byte, []int) {
+	return file_nova_v1_admin_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *BackgroundQueue) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *BackgroundQueue) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *BackgroundQueue) GetMoreWaiting() bool {
+	if x != nil {
+		return x.MoreWaiting
+	}
+	return false
+}
+
+func (x *BackgroundQueue) GetDue() uint32 {
+	if x != nil {
+		return x.Due
+	}
+	return 0
+}
+
+func (x *BackgroundQueue) GetInWork() uint32 {
+	if x != nil {
+		return x.InWork
+	}
+	return 0
+}
+
+func (x *BackgroundQueue) GetOldestAt() int64 {
+	if x != nil {
+		return x.OldestAt
+	}
+	return 0
+}
+
+func (x *BackgroundQueue) GetDead() uint32 {
+	if x != nil {
+		return x.Dead
+	}
+	return 0
+}
+
+func (x *BackgroundQueue) GetMoreDead() bool {
+	if x != nil {
+		return x.MoreDead
+	}
+	return false
+}
+
+func (x *BackgroundQueue) GetDone() uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *BackgroundQueue) GetNotDone() uint64 {
+	if x != nil {
+		return x.NotDone
+	}
+	return 0
+}
+
+// BackgroundTotals sums up. What processes count is the sum over those that
+// answered, each since it started.
+type BackgroundTotals struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In transit: bytes of entries that are absorbed and not settled.
+	UnsettledBytes uint64 `protobuf:"varint,1,opt,name=unsettled_bytes,json=unsettledBytes,proto3" json:"unsettled_bytes,omitempty"`
+	// Bytes of entries that were settled.
+	SettledBytes uint64 `protobuf:"varint,2,opt,name=settled_bytes,json=settledBytes,proto3" json:"settled_bytes,omitempty"`
+	// When the first of the settlers that count them started, milliseconds since the
+	// Unix epoch; 0: none answered.
+	SettledSince int64 `protobuf:"varint,3,opt,name=settled_since,json=settledSince,proto3" json:"settled_since,omitempty"`
+	// Bytes of headers and bodies that sequencers acknowledged.
+	AppendedBytes uint64 `protobuf:"varint,4,opt,name=appended_bytes,json=appendedBytes,proto3" json:"appended_bytes,omitempty"`
+	// Written: bytes of bundles that chain-writers committed, each counted once,
+	// however often it was sent.
+	TransitWrittenBytes uint64 `protobuf:"varint,5,opt,name=transit_written_bytes,json=transitWrittenBytes,proto3" json:"transit_written_bytes,omitempty"`
+	// Rewritten: bytes of objects that settlers wrote, pages of refs and objects that
+	// came to nothing included.
+	SettledWrittenBytes uint64 `protobuf:"varint,6,opt,name=settled_written_bytes,json=settledWrittenBytes,proto3" json:"settled_written_bytes,omitempty"`
+	// (transit_written_bytes + settled_written_bytes) / appended_bytes: bytes written
+	// for a byte that was appended. Directories, exports and rows are not in it. It
+	// means little soon after a start, or when the processes started at different
+	// times. 0: not known, since nothing was appended or a process did not answer.
+	WriteAmplification float64 `protobuf:"fixed64,7,opt,name=write_amplification,json=writeAmplification,proto3" json:"write_amplification,omitempty"`
+	// Committed slots that are not absorbed yet.
+	BacklogSlots uint64 `protobuf:"varint,8,opt,name=backlog_slots,json=backlogSlots,proto3" json:"backlog_slots,omitempty"`
+	// For how long the oldest that is not absorbed has waited, milliseconds, as far as
+	// settlers know.
+	AbsorbLagMs int64 `protobuf:"varint,9,opt,name=absorb_lag_ms,json=absorbLagMs,proto3" json:"absorb_lag_ms,omitempty"`
+	// For how long the oldest that is absorbed and not settled has waited,
+	// milliseconds.
+	SettleLagMs int64 `protobuf:"varint,10,opt,name=settle_lag_ms,json=settleLagMs,proto3" json:"settle_lag_ms,omitempty"`
+	// Chains that something keeps from being settled.
+	BlockedChains uint32 `protobuf:"varint,11,opt,name=blocked_chains,json=blockedChains,proto3" json:"blocked_chains,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackgroundTotals) Reset() {
+	*x = BackgroundTotals{}
+	mi := &file_nova_v1_admin_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackgroundTotals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackgroundTotals) ProtoMessage() {}
+
+func (x *BackgroundTotals) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_admin_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackgroundTotals.ProtoReflect.Descriptor instead.
+func (*BackgroundTotals) Descriptor() ([]byte, []int) {
+	return file_nova_v1_admin_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *BackgroundTotals) GetUnsettledBytes() uint64 {
+	if x != nil {
+		return x.UnsettledBytes
+	}
+	return 0
+}
+
+func (x *BackgroundTotals) GetSettledBytes() uint64 {
+	if x != nil {
+		return x.SettledBytes
+	}
+	return 0
+}
+
+func (x *BackgroundTotals) GetSettledSince() int64 {
+	if x != nil {
+		return x.SettledSince
+	}
+	return 0
+}
+
+func (x *BackgroundTotals) GetAppendedBytes() uint64 {
+	if x != nil {
+		return x.AppendedBytes
+	}
+	return 0
+}
+
+func (x *BackgroundTotals) GetTransitWrittenBytes() uint64 {
+	if x != nil {
+		return x.TransitWrittenBytes
+	}
+	return 0
+}
+
+func (x *BackgroundTotals) GetSettledWrittenBytes() uint64 {
+	if x != nil {
+		return x.SettledWrittenBytes
+	}
+	return 0
+}
+
+func (x *BackgroundTotals) GetWriteAmplification() float64 {
+	if x != nil {
+		return x.WriteAmplification
+	}
+	return 0
+}
+
+func (x *BackgroundTotals) GetBacklogSlots() uint64 {
+	if x != nil {
+		return x.BacklogSlots
+	}
+	return 0
+}
+
+func (x *BackgroundTotals) GetAbsorbLagMs() int64 {
+	if x != nil {
+		return x.AbsorbLagMs
+	}
+	return 0
+}
+
+func (x *BackgroundTotals) GetSettleLagMs() int64 {
+	if x != nil {
+		return x.SettleLagMs
+	}
+	return 0
+}
+
+func (x *BackgroundTotals) GetBlockedChains() uint32 {
+	if x != nil {
+		return x.BlockedChains
+	}
+	return 0
+}
+
+// BackgroundExport is how far the regular exports of the metadata are.
+type BackgroundExport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exports are made.
+	Enabled bool `protobuf:"varint,1,opt,name=enabled,proto3" json:"enabled,omitempty"`
+	// Milliseconds from one to the next.
+	IntervalMs int64 `protobuf:"varint,2,opt,name=interval_ms,json=intervalMs,proto3" json:"interval_ms,omitempty"`
+	// How many have begun.
+	Begun uint64 `protobuf:"varint,3,opt,name=begun,proto3" json:"begun,omitempty"`
+	// The number of the newest complete one; 0: none is complete.
+	Completed uint64 `protobuf:"varint,4,opt,name=completed,proto3" json:"completed,omitempty"`
+	// When that began, milliseconds since the Unix epoch: what changed since is in no
+	// export. 0: none is complete.
+	CompletedBegunAt int64 `protobuf:"varint,5,opt,name=completed_begun_at,json=completedBegunAt,proto3" json:"completed_begun_at,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *BackgroundExport) Reset() {
+	*x = BackgroundExport{}
+	mi := &file_nova_v1_admin_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackgroundExport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackgroundExport) ProtoMessage() {}
+
+func (x *BackgroundExport) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_admin_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackgroundExport.ProtoReflect.Descriptor instead.
+func (*BackgroundExport) Descriptor() ([]byte, []int) {
+	return file_nova_v1_admin_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *BackgroundExport) GetEnabled() bool {
+	if x != nil {
+		return x.Enabled
+	}
+	return false
+}
+
+func (x *BackgroundExport) GetIntervalMs() int64 {
+	if x != nil {
+		return x.IntervalMs
+	}
+	return 0
+}
+
+func (x *BackgroundExport) GetBegun() uint64 {
+	if x != nil {
+		return x.Begun
+	}
+	return 0
+}
+
+func (x *BackgroundExport) GetCompleted() uint64 {
+	if x != nil {
+		return x.Completed
+	}
+	return 0
+}
+
+func (x *BackgroundExport) GetCompletedBegunAt() int64 {
+	if x != nil {
+		return x.CompletedBegunAt
+	}
+	return 0
+}
+
+// GetBackgroundResponse is what was gathered.
+type GetBackgroundResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When it was, milliseconds since the Unix epoch.
+	Now int64 `protobuf:"varint,1,opt,name=now,proto3" json:"now,omitempty"`
+	// By id, which is by age; retired ones are left out.
+	Chains []*BackgroundChain `protobuf:"bytes,2,rep,name=chains,proto3" json:"chains,omitempty"`
+	// More may follow.
+	MoreChains bool `protobuf:"varint,3,opt,name=more_chains,json=moreChains,proto3" json:"more_chains,omitempty"`
+	// The start_after that continues.
+	NextStartAfter string `protobuf:"bytes,4,opt,name=next_start_after,json=nextStartAfter,proto3" json:"next_start_after,omitempty"`
+	// By name.
+	Queues []*BackgroundQueue `protobuf:"bytes,5,rep,name=queues,proto3" json:"queues,omitempty"`
+	// Of all chains and processes, whichever chains are listed.
+	Totals *BackgroundTotals `protobuf:"bytes,6,opt,name=totals,proto3" json:"totals,omitempty"`
+	// The regular exports of the metadata.
+	Export *BackgroundExport `protobuf:"bytes,7,opt,name=export,proto3" json:"export,omitempty"`
+	// How many settlers answered.
+	Settlers uint32 `protobuf:"varint,8,opt,name=settlers,proto3" json:"settlers,omitempty"`
+	// How many reapers answered.
+	Reapers uint32 `protobuf:"varint,9,opt,name=reapers,proto3" json:"reapers,omitempty"`
+	// Ids of the nodes that did not answer, sorted: what they know is missing above.
+	// "discovery" if that did not, so that no node could be asked.
+	Unanswered    []string `protobuf:"bytes,10,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBackgroundResponse) Reset() {
+	*x = GetBackgroundResponse{}
+	mi := &file_nova_v1_admin_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBackgroundResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBackgroundResponse) ProtoMessage() {}
+
+func (x *GetBackgroundResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_admin_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBackgroundResponse.ProtoReflect.Descriptor instead.
+func (*GetBackgroundResponse) Descriptor() ([]byte, []int) {
+	return file_nova_v1_admin_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *GetBackgroundResponse) GetNow() int64 {
+	if x != nil {
+		return x.Now
+	}
+	return 0
+}
+
+func (x *GetBackgroundResponse) GetChains() []*BackgroundChain {
+	if x != nil {
+		return x.Chains
+	}
+	return nil
+}
+
+func (x *GetBackgroundResponse) GetMoreChains() bool {
+	if x != nil {
+		return x.MoreChains
+	}
+	return false
+}
+
+func (x *GetBackgroundResponse) GetNextStartAfter() string {
+	if x != nil {
+		return x.NextStartAfter
+	}
+	return ""
+}
+
+func (x *GetBackgroundResponse) GetQueues() []*BackgroundQueue {
+	if x != nil {
+		return x.Queues
+	}
+	return nil
+}
+
+func (x *GetBackgroundResponse) GetTotals() *BackgroundTotals {
+	if x != nil {
+		return x.Totals
+	}
+	return nil
+}
+
+func (x *GetBackgroundResponse) GetExport() *BackgroundExport {
+	if x != nil {
+		return x.Export
+	}
+	return nil
+}
+
+func (x *GetBackgroundResponse) GetSettlers() uint32 {
+	if x != nil {
+		return x.Settlers
+	}
+	return 0
+}
+
+func (x *GetBackgroundResponse) GetReapers() uint32 {
+	if x != nil {
+		return x.Reapers
+	}
+	return 0
+}
+
+func (x *GetBackgroundResponse) GetUnanswered() []string {
+	if x != nil {
+		return x.Unanswered
+	}
+	return nil
+}
+
+// DeadLetter is a due marker that failed too often. The log of the time says why.
+type DeadLetter struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The queue that it was set aside from.
+	Queue string `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Its id (ULID).
+	DueId string `protobuf:"bytes,2,opt,name=due_id,json=dueId,proto3" json:"due_id,omitempty"`
+	// When it was set aside, milliseconds since the Unix epoch.
+	SetAsideAt int64 `protobuf:"varint,3,opt,name=set_aside_at,json=setAsideAt,proto3" json:"set_aside_at,omitempty"`
+	// How often it was tried.
+	Attempts uint32 `protobuf:"varint,4,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// The bucket that it is about; empty: it is not about one.
+	Bucket string `protobuf:"bytes,5,opt,name=bucket,proto3" json:"bucket,omitempty"`
+	// The stream's name; empty: it is not about one, or does not tell.
+	Stream string `protobuf:"bytes,6,opt,name=stream,proto3" json:"stream,omitempty"`
+	// The stream's id (ULID); empty: it is not about one.
+	StreamId string `protobuf:"bytes,7,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	// The chain's id (ULID); empty: it is not about one.
+	ChainId string `protobuf:"bytes,8,opt,name=chain_id,json=chainId,proto3" json:"chain_id,omitempty"`
+	// The object's key; empty: it is not about one.
+	Object string `protobuf:"bytes,9,opt,name=object,proto3" json:"object,omitempty"`
+	// A further argument of the work, for example a slot.
+	Number        uint64 `protobuf:"varint,10,opt,name=number,proto3" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeadLetter) Reset() {
+	*x = DeadLetter{}
+	mi := &file_nova_v1_admin_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeadLetter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeadLetter) ProtoMessage() {}
+
+func (x *DeadLetter) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_admin_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
+func (*DeadLetter) Descriptor() ([]byte, []int) {
+	return file_nova_v1_admin_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *DeadLetter) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetDueId() string {
+	if x != nil {
+		return x.DueId
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetSetAsideAt() int64 {
+	if x != nil {
+		return x.SetAsideAt
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetBucket() string {
+	if x != nil {
+		return x.Bucket
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetStreamId() string {
+	if x != nil {
+		return x.StreamId
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetChainId() string {
+	if x != nil {
+		return x.ChainId
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+// ListDeadLettersRequest says which.
+type ListDeadLettersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only those of this queue; empty: of all.
+	Queue string `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Per queue, 1..1000; 0 means 1000. Of the queue "unref" 8 at most.
+	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDeadLettersRequest) Reset() {
+	*x = ListDeadLettersRequest{}
+	mi := &file_nova_v1_admin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDeadLettersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDeadLettersRequest) ProtoMessage() {}
+
+func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_admin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
+func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
+	return file_nova_v1_admin_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ListDeadLettersRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ListDeadLettersRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// ListDeadLettersResponse lists them.
+type ListDeadLettersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By queue, and by the time that they were set aside.
+	Letters []*DeadLetter `protobuf:"bytes,1,rep,name=letters,proto3" json:"letters,omitempty"`
+	// Some queue has more; they come into sight when these are revived.
+	HasMore       bool `protobuf:"varint,2,opt,name=has_more,json=hasMore,proto3" json:"has_more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDeadLettersResponse) Reset() {
+	*x = ListDeadLettersResponse{}
+	mi := &file_nova_v1_admin_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDeadLettersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDeadLettersResponse) ProtoMessage() {}
+
+func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_admin_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
+func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
+	return file_nova_v1_admin_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ListDeadLettersResponse) GetLetters() []*DeadLetter {
+	if x != nil {
+		return x.Letters
+	}
+	return nil
+}
+
+func (x *ListDeadLettersResponse) GetHasMore() bool {
+	if x != nil {
+		return x.HasMore
+	}
+	return false
+}
+
+// ReviveDeadLetterRequest says which.
+type ReviveDeadLetterRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The queue that it was set aside from.
+	Queue string `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Its id, one of those that ListDeadLetters shows; empty: as many as are listed
+	// at once.
+	DueId         string `protobuf:"bytes,2,opt,name=due_id,json=dueId,proto3" json:"due_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReviveDeadLetterRequest) Reset() {
+	*x = ReviveDeadLetterRequest{}
+	mi := &file_nova_v1_admin_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReviveDeadLetterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReviveDeadLetterRequest) ProtoMessage() {}
+
+func (x *ReviveDeadLetterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_admin_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReviveDeadLetterRequest.ProtoReflect.Descriptor instead.
+func (*ReviveDeadLetterRequest) Descriptor() ([]byte, []int) {
+	return file_nova_v1_admin_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ReviveDeadLetterRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ReviveDeadLetterRequest) GetDueId() string {
+	if x != nil {
+		return x.DueId
+	}
+	return ""
+}
+
+// ReviveDeadLetterResponse tells what came of it.
+type ReviveDeadLetterResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many were put back; 0: there was none, or it was put back before.
+	Revived       uint64 `protobuf:"varint,1,opt,name=revived,proto3" json:"revived,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReviveDeadLetterResponse) Reset() {
+	*x = ReviveDeadLetterResponse{}
+	mi := &file_nova_v1_admin_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReviveDeadLetterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReviveDeadLetterResponse) ProtoMessage() {}
+
+func (x *ReviveDeadLetterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_admin_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReviveDeadLetterResponse.ProtoReflect.Descriptor instead.
+func (*ReviveDeadLetterResponse) Descriptor() ([]byte, []int) {
+	return file_nova_v1_admin_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ReviveDeadLetterResponse) GetRevived() uint64 {
+	if x != nil {
+		return x.Revived
+	}
+	return 0
+}
+
 var File_nova_v1_admin_proto protoreflect.FileDescriptor
 
 const file_nova_v1_admin_proto_rawDesc = "" +
@@ -1672,7 +2708,100 @@ const file_nova_v1_admin_proto_rawDesc = "" +
 	"\bhas_more\x18\x02 \x01(\bR\ahasMore\"/\n" +
 	"\x12RevokeTokenRequest\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\"\x15\n" +
-	"\x13RevokeTokenResponse2\xca\x05\n" +
+	"\x13RevokeTokenResponse\"M\n" +
+	"\x14GetBackgroundRequest\x12\x1f\n" +
+	"\vstart_after\x18\x01 \x01(\tR\n" +
+	"startAfter\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"\xaa\x03\n" +
+	"\x0fBackgroundChain\x12\x19\n" +
+	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x10\n" +
+	"\x03cut\x18\x03 \x01(\x04R\x03cut\x12\x1f\n" +
+	"\vabsorbed_to\x18\x04 \x01(\x04R\n" +
+	"absorbedTo\x12\x1d\n" +
+	"\n" +
+	"settled_to\x18\x05 \x01(\x04R\tsettledTo\x12!\n" +
+	"\freclaimed_to\x18\x06 \x01(\x04R\vreclaimedTo\x12%\n" +
+	"\x0epinned_streams\x18\a \x01(\rR\rpinnedStreams\x12\x14\n" +
+	"\x05known\x18\b \x01(\bR\x05known\x12#\n" +
+	"\rbacklog_slots\x18\t \x01(\x04R\fbacklogSlots\x12#\n" +
+	"\rbacklog_since\x18\n" +
+	" \x01(\x03R\fbacklogSince\x12'\n" +
+	"\x0funsettled_bytes\x18\v \x01(\x04R\x0eunsettledBytes\x12'\n" +
+	"\x0funsettled_since\x18\f \x01(\x03R\x0eunsettledSince\x12\x18\n" +
+	"\ablocked\x18\r \x01(\tR\ablocked\"\x8c\x02\n" +
+	"\x0fBackgroundQueue\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x18\n" +
+	"\awaiting\x18\x02 \x01(\rR\awaiting\x12!\n" +
+	"\fmore_waiting\x18\x03 \x01(\bR\vmoreWaiting\x12\x10\n" +
+	"\x03due\x18\x04 \x01(\rR\x03due\x12\x17\n" +
+	"\ain_work\x18\x05 \x01(\rR\x06inWork\x12\x1b\n" +
+	"\toldest_at\x18\x06 \x01(\x03R\boldestAt\x12\x12\n" +
+	"\x04dead\x18\a \x01(\rR\x04dead\x12\x1b\n" +
+	"\tmore_dead\x18\b \x01(\bR\bmoreDead\x12\x12\n" +
+	"\x04done\x18\t \x01(\x04R\x04done\x12\x19\n" +
+	"\bnot_done\x18\n" +
+	" \x01(\x04R\anotDone\"\xd9\x03\n" +
+	"\x10BackgroundTotals\x12'\n" +
+	"\x0funsettled_bytes\x18\x01 \x01(\x04R\x0eunsettledBytes\x12#\n" +
+	"\rsettled_bytes\x18\x02 \x01(\x04R\fsettledBytes\x12#\n" +
+	"\rsettled_since\x18\x03 \x01(\x03R\fsettledSince\x12%\n" +
+	"\x0eappended_bytes\x18\x04 \x01(\x04R\rappendedBytes\x122\n" +
+	"\x15transit_written_bytes\x18\x05 \x01(\x04R\x13transitWrittenBytes\x122\n" +
+	"\x15settled_written_bytes\x18\x06 \x01(\x04R\x13settledWrittenBytes\x12/\n" +
+	"\x13write_amplification\x18\a \x01(\x01R\x12writeAmplification\x12#\n" +
+	"\rbacklog_slots\x18\b \x01(\x04R\fbacklogSlots\x12\"\n" +
+	"\rabsorb_lag_ms\x18\t \x01(\x03R\vabsorbLagMs\x12\"\n" +
+	"\rsettle_lag_ms\x18\n" +
+	" \x01(\x03R\vsettleLagMs\x12%\n" +
+	"\x0eblocked_chains\x18\v \x01(\rR\rblockedChains\"\xaf\x01\n" +
+	"\x10BackgroundExport\x12\x18\n" +
+	"\aenabled\x18\x01 \x01(\bR\aenabled\x12\x1f\n" +
+	"\vinterval_ms\x18\x02 \x01(\x03R\n" +
+	"intervalMs\x12\x14\n" +
+	"\x05begun\x18\x03 \x01(\x04R\x05begun\x12\x1c\n" +
+	"\tcompleted\x18\x04 \x01(\x04R\tcompleted\x12,\n" +
+	"\x12completed_begun_at\x18\x05 \x01(\x03R\x10completedBegunAt\"\x94\x03\n" +
+	"\x15GetBackgroundResponse\x12\x10\n" +
+	"\x03now\x18\x01 \x01(\x03R\x03now\x120\n" +
+	"\x06chains\x18\x02 \x03(\v2\x18.nova.v1.BackgroundChainR\x06chains\x12\x1f\n" +
+	"\vmore_chains\x18\x03 \x01(\bR\n" +
+	"moreChains\x12(\n" +
+	"\x10next_start_after\x18\x04 \x01(\tR\x0enextStartAfter\x120\n" +
+	"\x06queues\x18\x05 \x03(\v2\x18.nova.v1.BackgroundQueueR\x06queues\x121\n" +
+	"\x06totals\x18\x06 \x01(\v2\x19.nova.v1.BackgroundTotalsR\x06totals\x121\n" +
+	"\x06export\x18\a \x01(\v2\x19.nova.v1.BackgroundExportR\x06export\x12\x1a\n" +
+	"\bsettlers\x18\b \x01(\rR\bsettlers\x12\x18\n" +
+	"\areapers\x18\t \x01(\rR\areapers\x12\x1e\n" +
+	"\n" +
+	"unanswered\x18\n" +
+	" \x03(\tR\n" +
+	"unanswered\"\x8f\x02\n" +
+	"\n" +
+	"DeadLetter\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x15\n" +
+	"\x06due_id\x18\x02 \x01(\tR\x05dueId\x12 \n" +
+	"\fset_aside_at\x18\x03 \x01(\x03R\n" +
+	"setAsideAt\x12\x1a\n" +
+	"\battempts\x18\x04 \x01(\rR\battempts\x12\x16\n" +
+	"\x06bucket\x18\x05 \x01(\tR\x06bucket\x12\x16\n" +
+	"\x06stream\x18\x06 \x01(\tR\x06stream\x12\x1b\n" +
+	"\tstream_id\x18\a \x01(\tR\bstreamId\x12\x19\n" +
+	"\bchain_id\x18\b \x01(\tR\achainId\x12\x16\n" +
+	"\x06object\x18\t \x01(\tR\x06object\x12\x16\n" +
+	"\x06number\x18\n" +
+	" \x01(\x04R\x06number\"D\n" +
+	"\x16ListDeadLettersRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"c\n" +
+	"\x17ListDeadLettersResponse\x12-\n" +
+	"\aletters\x18\x01 \x03(\v2\x13.nova.v1.DeadLetterR\aletters\x12\x19\n" +
+	"\bhas_more\x18\x02 \x01(\bR\ahasMore\"F\n" +
+	"\x17ReviveDeadLetterRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x15\n" +
+	"\x06due_id\x18\x02 \x01(\tR\x05dueId\"4\n" +
+	"\x18ReviveDeadLetterResponse\x12\x18\n" +
+	"\arevived\x18\x01 \x01(\x04R\arevived2\xc9\a\n" +
 	"\fAdminService\x12?\n" +
 	"\bGetFleet\x12\x18.nova.v1.GetFleetRequest\x1a\x19.nova.v1.GetFleetResponse\x12K\n" +
 	"\fGetNodeStats\x12\x1c.nova.v1.GetNodeStatsRequest\x1a\x1d.nova.v1.GetNodeStatsResponse\x12B\n" +
@@ -1686,7 +2815,10 @@ const file_nova_v1_admin_proto_rawDesc = "" +
 	"\tMintToken\x12\x19.nova.v1.MintTokenRequest\x1a\x1a.nova.v1.MintTokenResponse\x12E\n" +
 	"\n" +
 	"ListTokens\x12\x1a.nova.v1.ListTokensRequest\x1a\x1b.nova.v1.ListTokensResponse\x12H\n" +
-	"\vRevokeToken\x12\x1b.nova.v1.RevokeTokenRequest\x1a\x1c.nova.v1.RevokeTokenResponseB6Z4github.com/nova-stream/nova/proto/gen/nova/v1;novapbb\x06proto3"
+	"\vRevokeToken\x12\x1b.nova.v1.RevokeTokenRequest\x1a\x1c.nova.v1.RevokeTokenResponse\x12N\n" +
+	"\rGetBackground\x12\x1d.nova.v1.GetBackgroundRequest\x1a\x1e.nova.v1.GetBackgroundResponse\x12T\n" +
+	"\x0fListDeadLetters\x12\x1f.nova.v1.ListDeadLettersRequest\x1a .nova.v1.ListDeadLettersResponse\x12W\n" +
+	"\x10ReviveDeadLetter\x12 .nova.v1.ReviveDeadLetterRequest\x1a!.nova.v1.ReviveDeadLetterResponseB6Z4github.com/nova-stream/nova/proto/gen/nova/v1;novapbb\x06proto3"
 
 var (
 	file_nova_v1_admin_proto_rawDescOnce sync.Once
@@ -1700,68 +2832,90 @@ func file_nova_v1_admin_proto_rawDescGZIP() []byte {
 	return file_nova_v1_admin_proto_rawDescData
 }
 
-var file_nova_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_nova_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_nova_v1_admin_proto_goTypes = []any{
-	(*Node)(nil),                 // 0: nova.v1.Node
-	(*GetFleetRequest)(nil),      // 1: nova.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),     // 2: nova.v1.GetFleetResponse
-	(*GetNodeStatsRequest)(nil),  // 3: nova.v1.GetNodeStatsRequest
-	(*GetNodeStatsResponse)(nil), // 4: nova.v1.GetNodeStatsResponse
-	(*DrainNodeRequest)(nil),     // 5: nova.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),    // 6: nova.v1.DrainNodeResponse
-	(*UndrainNodeRequest)(nil),   // 7: nova.v1.UndrainNodeRequest
-	(*UndrainNodeResponse)(nil),  // 8: nova.v1.UndrainNodeResponse
-	(*ListShardsRequest)(nil),    // 9: nova.v1.ListShardsRequest
-	(*ShardInfo)(nil),            // 10: nova.v1.ShardInfo
-	(*ListShardsResponse)(nil),   // 11: nova.v1.ListShardsResponse
-	(*ListChainsRequest)(nil),    // 12: nova.v1.ListChainsRequest
-	(*ChainInfo)(nil),            // 13: nova.v1.ChainInfo
-	(*ListChainsResponse)(nil),   // 14: nova.v1.ListChainsResponse
-	(*VerifyRequest)(nil),        // 15: nova.v1.VerifyRequest
-	(*VerifyFinding)(nil),        // 16: nova.v1.VerifyFinding
-	(*VerifyResponse)(nil),       // 17: nova.v1.VerifyResponse
-	(*Token)(nil),                // 18: nova.v1.Token
-	(*MintTokenRequest)(nil),     // 19: nova.v1.MintTokenRequest
-	(*MintTokenResponse)(nil),    // 20: nova.v1.MintTokenResponse
-	(*ListTokensRequest)(nil),    // 21: nova.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),   // 22: nova.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),   // 23: nova.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),  // 24: nova.v1.RevokeTokenResponse
-	nil,                          // 25: nova.v1.GetNodeStatsResponse.StatsEntry
+	(*Node)(nil),                     // 0: nova.v1.Node
+	(*GetFleetRequest)(nil),          // 1: nova.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 2: nova.v1.GetFleetResponse
+	(*GetNodeStatsRequest)(nil),      // 3: nova.v1.GetNodeStatsRequest
+	(*GetNodeStatsResponse)(nil),     // 4: nova.v1.GetNodeStatsResponse
+	(*DrainNodeRequest)(nil),         // 5: nova.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),        // 6: nova.v1.DrainNodeResponse
+	(*UndrainNodeRequest)(nil),       // 7: nova.v1.UndrainNodeRequest
+	(*UndrainNodeResponse)(nil),      // 8: nova.v1.UndrainNodeResponse
+	(*ListShardsRequest)(nil),        // 9: nova.v1.ListShardsRequest
+	(*ShardInfo)(nil),                // 10: nova.v1.ShardInfo
+	(*ListShardsResponse)(nil),       // 11: nova.v1.ListShardsResponse
+	(*ListChainsRequest)(nil),        // 12: nova.v1.ListChainsRequest
+	(*ChainInfo)(nil),                // 13: nova.v1.ChainInfo
+	(*ListChainsResponse)(nil),       // 14: nova.v1.ListChainsResponse
+	(*VerifyRequest)(nil),            // 15: nova.v1.VerifyRequest
+	(*VerifyFinding)(nil),            // 16: nova.v1.VerifyFinding
+	(*VerifyResponse)(nil),           // 17: nova.v1.VerifyResponse
+	(*Token)(nil),                    // 18: nova.v1.Token
+	(*MintTokenRequest)(nil),         // 19: nova.v1.MintTokenRequest
+	(*MintTokenResponse)(nil),        // 20: nova.v1.MintTokenResponse
+	(*ListTokensRequest)(nil),        // 21: nova.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),       // 22: nova.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),       // 23: nova.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),      // 24: nova.v1.RevokeTokenResponse
+	(*GetBackgroundRequest)(nil),     // 25: nova.v1.GetBackgroundRequest
+	(*BackgroundChain)(nil),          // 26: nova.v1.BackgroundChain
+	(*BackgroundQueue)(nil),          // 27: nova.v1.BackgroundQueue
+	(*BackgroundTotals)(nil),         // 28: nova.v1.BackgroundTotals
+	(*BackgroundExport)(nil),         // 29: nova.v1.BackgroundExport
+	(*GetBackgroundResponse)(nil),    // 30: nova.v1.GetBackgroundResponse
+	(*DeadLetter)(nil),               // 31: nova.v1.DeadLetter
+	(*ListDeadLettersRequest)(nil),   // 32: nova.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),  // 33: nova.v1.ListDeadLettersResponse
+	(*ReviveDeadLetterRequest)(nil),  // 34: nova.v1.ReviveDeadLetterRequest
+	(*ReviveDeadLetterResponse)(nil), // 35: nova.v1.ReviveDeadLetterResponse
+	nil,                              // 36: nova.v1.GetNodeStatsResponse.StatsEntry
 }
 var file_nova_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: nova.v1.GetFleetResponse.nodes:type_name -> nova.v1.Node
-	25, // 1: nova.v1.GetNodeStatsResponse.stats:type_name -> nova.v1.GetNodeStatsResponse.StatsEntry
+	36, // 1: nova.v1.GetNodeStatsResponse.stats:type_name -> nova.v1.GetNodeStatsResponse.StatsEntry
 	10, // 2: nova.v1.ListShardsResponse.shards:type_name -> nova.v1.ShardInfo
 	13, // 3: nova.v1.ListChainsResponse.chains:type_name -> nova.v1.ChainInfo
 	16, // 4: nova.v1.VerifyResponse.findings:type_name -> nova.v1.VerifyFinding
 	18, // 5: nova.v1.MintTokenResponse.token:type_name -> nova.v1.Token
 	18, // 6: nova.v1.ListTokensResponse.tokens:type_name -> nova.v1.Token
-	1,  // 7: nova.v1.AdminService.GetFleet:input_type -> nova.v1.GetFleetRequest
-	3,  // 8: nova.v1.AdminService.GetNodeStats:input_type -> nova.v1.GetNodeStatsRequest
-	5,  // 9: nova.v1.AdminService.DrainNode:input_type -> nova.v1.DrainNodeRequest
-	7,  // 10: nova.v1.AdminService.UndrainNode:input_type -> nova.v1.UndrainNodeRequest
-	9,  // 11: nova.v1.AdminService.ListShards:input_type -> nova.v1.ListShardsRequest
-	12, // 12: nova.v1.AdminService.ListChains:input_type -> nova.v1.ListChainsRequest
-	15, // 13: nova.v1.AdminService.Verify:input_type -> nova.v1.VerifyRequest
-	19, // 14: nova.v1.AdminService.MintToken:input_type -> nova.v1.MintTokenRequest
-	21, // 15: nova.v1.AdminService.ListTokens:input_type -> nova.v1.ListTokensRequest
-	23, // 16: nova.v1.AdminService.RevokeToken:input_type -> nova.v1.RevokeTokenRequest
-	2,  // 17: nova.v1.AdminService.GetFleet:output_type -> nova.v1.GetFleetResponse
-	4,  // 18: nova.v1.AdminService.GetNodeStats:output_type -> nova.v1.GetNodeStatsResponse
-	6,  // 19: nova.v1.AdminService.DrainNode:output_type -> nova.v1.DrainNodeResponse
-	8,  // 20: nova.v1.AdminService.UndrainNode:output_type -> nova.v1.UndrainNodeResponse
-	11, // 21: nova.v1.AdminService.ListShards:output_type -> nova.v1.ListShardsResponse
-	14, // 22: nova.v1.AdminService.ListChains:output_type -> nova.v1.ListChainsResponse
-	17, // 23: nova.v1.AdminService.Verify:output_type -> nova.v1.VerifyResponse
-	20, // 24: nova.v1.AdminService.MintToken:output_type -> nova.v1.MintTokenResponse
-	22, // 25: nova.v1.AdminService.ListTokens:output_type -> nova.v1.ListTokensResponse
-	24, // 26: nova.v1.AdminService.RevokeToken:output_type -> nova.v1.RevokeTokenResponse
-	17, // [17:27] is the sub-list for method output_type
-	7,  // [7:17] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	26, // 7: nova.v1.GetBackgroundResponse.chains:type_name -> nova.v1.BackgroundChain
+	27, // 8: nova.v1.GetBackgroundResponse.queues:type_name -> nova.v1.BackgroundQueue
+	28, // 9: nova.v1.GetBackgroundResponse.totals:type_name -> nova.v1.BackgroundTotals
+	29, // 10: nova.v1.GetBackgroundResponse.export:type_name -> nova.v1.BackgroundExport
+	31, // 11: nova.v1.ListDeadLettersResponse.letters:type_name -> nova.v1.DeadLetter
+	1,  // 12: nova.v1.AdminService.GetFleet:input_type -> nova.v1.GetFleetRequest
+	3,  // 13: nova.v1.AdminService.GetNodeStats:input_type -> nova.v1.GetNodeStatsRequest
+	5,  // 14: nova.v1.AdminService.DrainNode:input_type -> nova.v1.DrainNodeRequest
+	7,  // 15: nova.v1.AdminService.UndrainNode:input_type -> nova.v1.UndrainNodeRequest
+	9,  // 16: nova.v1.AdminService.ListShards:input_type -> nova.v1.ListShardsRequest
+	12, // 17: nova.v1.AdminService.ListChains:input_type -> nova.v1.ListChainsRequest
+	15, // 18: nova.v1.AdminService.Verify:input_type -> nova.v1.VerifyRequest
+	19, // 19: nova.v1.AdminService.MintToken:input_type -> nova.v1.MintTokenRequest
+	21, // 20: nova.v1.AdminService.ListTokens:input_type -> nova.v1.ListTokensRequest
+	23, // 21: nova.v1.AdminService.RevokeToken:input_type -> nova.v1.RevokeTokenRequest
+	25, // 22: nova.v1.AdminService.GetBackground:input_type -> nova.v1.GetBackgroundRequest
+	32, // 23: nova.v1.AdminService.ListDeadLetters:input_type -> nova.v1.ListDeadLettersRequest
+	34, // 24: nova.v1.AdminService.ReviveDeadLetter:input_type -> nova.v1.ReviveDeadLetterRequest
+	2,  // 25: nova.v1.AdminService.GetFleet:output_type -> nova.v1.GetFleetResponse
+	4,  // 26: nova.v1.AdminService.GetNodeStats:output_type -> nova.v1.GetNodeStatsResponse
+	6,  // 27: nova.v1.AdminService.DrainNode:output_type -> nova.v1.DrainNodeResponse
+	8,  // 28: nova.v1.AdminService.UndrainNode:output_type -> nova.v1.UndrainNodeResponse
+	11, // 29: nova.v1.AdminService.ListShards:output_type -> nova.v1.ListShardsResponse
+	14, // 30: nova.v1.AdminService.ListChains:output_type -> nova.v1.ListChainsResponse
+	17, // 31: nova.v1.AdminService.Verify:output_type -> nova.v1.VerifyResponse
+	20, // 32: nova.v1.AdminService.MintToken:output_type -> nova.v1.MintTokenResponse
+	22, // 33: nova.v1.AdminService.ListTokens:output_type -> nova.v1.ListTokensResponse
+	24, // 34: nova.v1.AdminService.RevokeToken:output_type -> nova.v1.RevokeTokenResponse
+	30, // 35: nova.v1.AdminService.GetBackground:output_type -> nova.v1.GetBackgroundResponse
+	33, // 36: nova.v1.AdminService.ListDeadLetters:output_type -> nova.v1.ListDeadLettersResponse
+	35, // 37: nova.v1.AdminService.ReviveDeadLetter:output_type -> nova.v1.ReviveDeadLetterResponse
+	25, // [25:38] is the sub-list for method output_type
+	12, // [12:25] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_nova_v1_admin_proto_init() }
@@ -1775,7 +2929,7 @@ func file_nova_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_v1_admin_proto_rawDesc), len(file_nova_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,16 +19,19 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdminService_GetFleet_FullMethodName     = "/nova.v1.AdminService/GetFleet"
-	AdminService_GetNodeStats_FullMethodName = "/nova.v1.AdminService/GetNodeStats"
-	AdminService_DrainNode_FullMethodName    = "/nova.v1.AdminService/DrainNode"
-	AdminService_UndrainNode_FullMethodName  = "/nova.v1.AdminService/UndrainNode"
-	AdminService_ListShards_FullMethodName   = "/nova.v1.AdminService/ListShards"
-	AdminService_ListChains_FullMethodName   = "/nova.v1.AdminService/ListChains"
-	AdminService_Verify_FullMethodName       = "/nova.v1.AdminService/Verify"
-	AdminService_MintToken_FullMethodName    = "/nova.v1.AdminService/MintToken"
-	AdminService_ListTokens_FullMethodName   = "/nova.v1.AdminService/ListTokens"
-	AdminService_RevokeToken_FullMethodName  = "/nova.v1.AdminService/RevokeToken"
+	AdminService_GetFleet_FullMethodName         = "/nova.v1.AdminService/GetFleet"
+	AdminService_GetNodeStats_FullMethodName     = "/nova.v1.AdminService/GetNodeStats"
+	AdminService_DrainNode_FullMethodName        = "/nova.v1.AdminService/DrainNode"
+	AdminService_UndrainNode_FullMethodName      = "/nova.v1.AdminService/UndrainNode"
+	AdminService_ListShards_FullMethodName       = "/nova.v1.AdminService/ListShards"
+	AdminService_ListChains_FullMethodName       = "/nova.v1.AdminService/ListChains"
+	AdminService_Verify_FullMethodName           = "/nova.v1.AdminService/Verify"
+	AdminService_MintToken_FullMethodName        = "/nova.v1.AdminService/MintToken"
+	AdminService_ListTokens_FullMethodName       = "/nova.v1.AdminService/ListTokens"
+	AdminService_RevokeToken_FullMethodName      = "/nova.v1.AdminService/RevokeToken"
+	AdminService_GetBackground_FullMethodName    = "/nova.v1.AdminService/GetBackground"
+	AdminService_ListDeadLetters_FullMethodName  = "/nova.v1.AdminService/ListDeadLetters"
+	AdminService_ReviveDeadLetter_FullMethodName = "/nova.v1.AdminService/ReviveDeadLetter"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -57,6 +60,15 @@ type AdminServiceClient interface {
 	ListTokens(ctx context.Context, in *ListTokensRequest, opts ...grpc.CallOption) (*ListTokensResponse, error)
 	// RevokeToken ends a credential.
 	RevokeToken(ctx context.Context, in *RevokeTokenRequest, opts ...grpc.CallOption) (*RevokeTokenResponse, error)
+	// GetBackground shows all background work: what absorbs, settles, reclaims and
+	// exports, how far it is and what keeps it. A process that does not answer is
+	// named in the answer and fails nothing.
+	GetBackground(ctx context.Context, in *GetBackgroundRequest, opts ...grpc.CallOption) (*GetBackgroundResponse, error)
+	// ListDeadLetters returns due markers that failed too often and were set aside.
+	ListDeadLetters(ctx context.Context, in *ListDeadLettersRequest, opts ...grpc.CallOption) (*ListDeadLettersResponse, error)
+	// ReviveDeadLetter puts such markers back into their queue, due now, with all
+	// their tries before them. Repeating it does no harm.
+	ReviveDeadLetter(ctx context.Context, in *ReviveDeadLetterRequest, opts ...grpc.CallOption) (*ReviveDeadLetterResponse, error)
 }
 
 type adminServiceClient struct {
@@ -176,6 +188,36 @@ func (c *adminServiceClient) RevokeToken(ctx context.Context, in *RevokeTokenReq
 	return out, nil
 }
 
+func (c *adminServiceClient) GetBackground(ctx context.Context, in *GetBackgroundRequest, opts ...grpc.CallOption) (*GetBackgroundResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetBackgroundResponse)
+	err := c.cc.Invoke(ctx, AdminService_GetBackground_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ListDeadLetters(ctx context.Context, in *ListDeadLettersRequest, opts ...grpc.CallOption) (*ListDeadLettersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListDeadLettersResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListDeadLetters_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ReviveDeadLetter(ctx context.Context, in *ReviveDeadLetterRequest, opts ...grpc.CallOption) (*ReviveDeadLetterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReviveDeadLetterResponse)
+	err := c.cc.Invoke(ctx, AdminService_ReviveDeadLetter_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -202,6 +244,15 @@ type AdminServiceServer interface {
 	ListTokens(context.Context, *ListTokensRequest) (*ListTokensResponse, error)
 	// RevokeToken ends a credential.
 	RevokeToken(context.Context, *RevokeTokenRequest) (*RevokeTokenResponse, error)
+	// GetBackground shows all background work: what absorbs, settles, reclaims and
+	// exports, how far it is and what keeps it. A process that does not answer is
+	// named in the answer and fails nothing.
+	GetBackground(context.Context, *GetBackgroundRequest) (*GetBackgroundResponse, error)
+	// ListDeadLetters returns due markers that failed too often and were set aside.
+	ListDeadLetters(context.Context, *ListDeadLettersRequest) (*ListDeadLettersResponse, error)
+	// ReviveDeadLetter puts such markers back into their queue, due now, with all
+	// their tries before them. Repeating it does no harm.
+	ReviveDeadLetter(context.Context, *ReviveDeadLetterRequest) (*ReviveDeadLetterResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -241,6 +292,15 @@ func (UnimplementedAdminServiceServer) ListTokens(context.Context, *ListTokensRe
 }
 func (UnimplementedAdminServiceServer) RevokeToken(context.Context, *RevokeTokenRequest) (*RevokeTokenResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RevokeToken not implemented")
+}
+func (UnimplementedAdminServiceServer) GetBackground(context.Context, *GetBackgroundRequest) (*GetBackgroundResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetBackground not implemented")
+}
+func (UnimplementedAdminServiceServer) ListDeadLetters(context.Context, *ListDeadLettersRequest) (*ListDeadLettersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListDeadLetters not implemented")
+}
+func (UnimplementedAdminServiceServer) ReviveDeadLetter(context.Context, *ReviveDeadLetterRequest) (*ReviveDeadLetterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReviveDeadLetter not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -436,6 +496,60 @@ func _AdminService_RevokeToken_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_GetBackground_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetBackgroundRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).GetBackground(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_GetBackground_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).GetBackground(ctx, req.(*GetBackgroundRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ListDeadLetters_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListDeadLettersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListDeadLetters(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListDeadLetters_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListDeadLetters(ctx, req.(*ListDeadLettersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ReviveDeadLetter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReviveDeadLetterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ReviveDeadLetter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ReviveDeadLetter_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ReviveDeadLetter(ctx, req.(*ReviveDeadLetterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -478,6 +592,18 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RevokeToken",
 			Handler:    _AdminService_RevokeToken_Handler,
+		},
+		{
+			MethodName: "GetBackground",
+			Handler:    _AdminService_GetBackground_Handler,
+		},
+		{
+			MethodName: "ListDeadLetters",
+			Handler:    _AdminService_ListDeadLetters_Handler,
+		},
+		{
+			MethodName: "ReviveDeadLetter",
+			Handler:    _AdminService_ReviveDeadLetter_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

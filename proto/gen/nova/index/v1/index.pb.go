@@ -3885,9 +3885,12 @@ type GetExportStateResponse struct {
 	// Exports are made. If not, nothing needs to wait for one.
 	Enabled bool `protobuf:"varint,3,opt,name=enabled,proto3" json:"enabled,omitempty"`
 	// Milliseconds from one to the next.
-	IntervalMs    int64 `protobuf:"varint,4,opt,name=interval_ms,json=intervalMs,proto3" json:"interval_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	IntervalMs int64 `protobuf:"varint,4,opt,name=interval_ms,json=intervalMs,proto3" json:"interval_ms,omitempty"`
+	// When the newest complete export began, milliseconds since the Unix epoch; 0:
+	// none is complete. May be an old read, like completed.
+	CompletedBegunAt int64 `protobuf:"varint,5,opt,name=completed_begun_at,json=completedBegunAt,proto3" json:"completed_begun_at,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *GetExportStateResponse) Reset() {
@@ -3944,6 +3947,13 @@ func (x *GetExportStateResponse) GetEnabled() bool {
 func (x *GetExportStateResponse) GetIntervalMs() int64 {
 	if x != nil {
 		return x.IntervalMs
+	}
+	return 0
+}
+
+func (x *GetExportStateResponse) GetCompletedBegunAt() int64 {
+	if x != nil {
+		return x.CompletedBegunAt
 	}
 	return 0
 }
@@ -4167,13 +4177,14 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x06due_id\x18\x03 \x01(\tR\x05dueId\x12)\n" +
 	"\x10expected_version\x18\x04 \x01(\x03R\x0fexpectedVersion\"\x13\n" +
 	"\x11DeleteDueResponse\"\x17\n" +
-	"\x15GetExportStateRequest\"\x87\x01\n" +
+	"\x15GetExportStateRequest\"\xb5\x01\n" +
 	"\x16GetExportStateResponse\x12\x14\n" +
 	"\x05begun\x18\x01 \x01(\x04R\x05begun\x12\x1c\n" +
 	"\tcompleted\x18\x02 \x01(\x04R\tcompleted\x12\x18\n" +
 	"\aenabled\x18\x03 \x01(\bR\aenabled\x12\x1f\n" +
 	"\vinterval_ms\x18\x04 \x01(\x03R\n" +
-	"intervalMs2\x94\x19\n" +
+	"intervalMs\x12,\n" +
+	"\x12completed_begun_at\x18\x05 \x01(\x03R\x10completedBegunAt2\x94\x19\n" +
 	"\fIndexService\x12f\n" +
 	"\x11OpenConstellation\x12'.nova.index.v1.OpenConstellationRequest\x1a(.nova.index.v1.OpenConstellationResponse\x12H\n" +
 	"\aGetLife\x12\x1d.nova.index.v1.GetLifeRequest\x1a\x1e.nova.index.v1.GetLifeResponse\x12H\n" +

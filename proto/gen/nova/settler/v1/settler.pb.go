@@ -69,7 +69,10 @@ type ChainProgress struct {
 	UnsettledBytes uint64 `protobuf:"varint,5,opt,name=unsettled_bytes,json=unsettledBytes,proto3" json:"unsettled_bytes,omitempty"`
 	UnsettledSince int64  `protobuf:"varint,6,opt,name=unsettled_since,json=unsettledSince,proto3" json:"unsettled_since,omitempty"`
 	// Why it does not settle; empty: nothing keeps it.
-	Blocked       string `protobuf:"bytes,7,opt,name=blocked,proto3" json:"blocked,omitempty"`
+	Blocked string `protobuf:"bytes,7,opt,name=blocked,proto3" json:"blocked,omitempty"`
+	// Since when some of the backlog is known to wait, milliseconds since the Unix
+	// epoch; 0: none waits.
+	BacklogSince  int64 `protobuf:"varint,8,opt,name=backlog_since,json=backlogSince,proto3" json:"backlog_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -153,13 +156,22 @@ func (x *ChainProgress) GetBlocked() string {
 	return ""
 }
 
+func (x *ChainProgress) GetBacklogSince() int64 {
+	if x != nil {
+		return x.BacklogSince
+	}
+	return 0
+}
+
 type GetProgressResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Chains []*ChainProgress       `protobuf:"bytes,1,rep,name=chains,proto3" json:"chains,omitempty"`
 	// Since this life began: bytes of entries settled, and of objects written for
 	// them.
-	SettledBytes  uint64 `protobuf:"varint,2,opt,name=settled_bytes,json=settledBytes,proto3" json:"settled_bytes,omitempty"`
-	WrittenBytes  uint64 `protobuf:"varint,3,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`
+	SettledBytes uint64 `protobuf:"varint,2,opt,name=settled_bytes,json=settledBytes,proto3" json:"settled_bytes,omitempty"`
+	WrittenBytes uint64 `protobuf:"varint,3,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`
+	// When this life began, milliseconds since the Unix epoch.
+	Since         int64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -211,6 +223,13 @@ func (x *GetProgressResponse) GetSettledBytes() uint64 {
 func (x *GetProgressResponse) GetWrittenBytes() uint64 {
 	if x != nil {
 		return x.WrittenBytes
+	}
+	return 0
+}
+
+func (x *GetProgressResponse) GetSince() int64 {
+	if x != nil {
+		return x.Since
 	}
 	return 0
 }
@@ -396,7 +415,7 @@ var File_nova_settler_v1_settler_proto protoreflect.FileDescriptor
 const file_nova_settler_v1_settler_proto_rawDesc = "" +
 	"\n" +
 	"\x1dnova/settler/v1/settler.proto\x12\x0fnova.settler.v1\"\x14\n" +
-	"\x12GetProgressRequest\"\xf0\x01\n" +
+	"\x12GetProgressRequest\"\x95\x02\n" +
 	"\rChainProgress\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\x12\x1f\n" +
 	"\vabsorbed_to\x18\x02 \x01(\x04R\n" +
@@ -406,11 +425,13 @@ const file_nova_settler_v1_settler_proto_rawDesc = "" +
 	"settled_to\x18\x04 \x01(\x04R\tsettledTo\x12'\n" +
 	"\x0funsettled_bytes\x18\x05 \x01(\x04R\x0eunsettledBytes\x12'\n" +
 	"\x0funsettled_since\x18\x06 \x01(\x03R\x0eunsettledSince\x12\x18\n" +
-	"\ablocked\x18\a \x01(\tR\ablocked\"\x97\x01\n" +
+	"\ablocked\x18\a \x01(\tR\ablocked\x12#\n" +
+	"\rbacklog_since\x18\b \x01(\x03R\fbacklogSince\"\xad\x01\n" +
 	"\x13GetProgressResponse\x126\n" +
 	"\x06chains\x18\x01 \x03(\v2\x1e.nova.settler.v1.ChainProgressR\x06chains\x12#\n" +
 	"\rsettled_bytes\x18\x02 \x01(\x04R\fsettledBytes\x12#\n" +
-	"\rwritten_bytes\x18\x03 \x01(\x04R\fwrittenBytes\"*\n" +
+	"\rwritten_bytes\x18\x03 \x01(\x04R\fwrittenBytes\x12\x14\n" +
+	"\x05since\x18\x04 \x01(\x03R\x05since\"*\n" +
 	"\rAbsorbRequest\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\"1\n" +
 	"\x0eAbsorbResponse\x12\x1f\n" +
