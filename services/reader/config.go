@@ -30,6 +30,9 @@ type Config struct {
 	// HistoryBytes limits what is remembered of where settled records are: heads
 	// for about a second, pages of refs, indexes of runs. Default 64 MiB.
 	HistoryBytes int64
+	// Young is the age up to which verification takes objects that no row leads to
+	// for under way, default 1 h.
+	Young time.Duration
 }
 
 func (c Config) withDefaults() Config {
@@ -47,6 +50,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.HistoryBytes == 0 {
 		c.HistoryBytes = 64 << 20
+	}
+	if c.Young == 0 {
+		c.Young = time.Hour
 	}
 	return c
 }

@@ -17,8 +17,6 @@ import (
 )
 
 const (
-	// young is the age up to which what no row leads to may be under way.
-	young = time.Hour
 	// maxSuspects is how much is looked at a second time at once.
 	maxSuspects = 1000
 	listAtOnce  = 1000
@@ -64,7 +62,7 @@ func finding(kind, format string, args ...any) []*novapb.VerifyFinding {
 }
 
 func (v *survey) run(ctx context.Context) error {
-	v.young = chain.IDFloor(time.Now().Add(-young)).String()
+	v.young = chain.IDFloor(time.Now().Add(-v.svc.cfg.Young)).String()
 	for _, step := range []func(context.Context) error{v.readMarkers, v.readChains, v.list, v.checkChains, v.settle, v.deadLetters} {
 		if err := step(ctx); err != nil {
 			return err
