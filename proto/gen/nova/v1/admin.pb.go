@@ -882,7 +882,8 @@ type VerifyRequest struct {
 	Stream string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
 	// Every stream of every bucket.
 	All bool `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`
-	// Repair what can be repaired.
+	// Put right what can be put right without guessing; what cannot says what it
+	// needs.
 	Repair        bool `protobuf:"varint,4,opt,name=repair,proto3" json:"repair,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -956,7 +957,11 @@ type VerifyFinding struct {
 	// The first record's number concerned.
 	FirstSeq uint64 `protobuf:"varint,3,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
 	// One more than the last record's number concerned.
-	NextSeq       uint64 `protobuf:"varint,4,opt,name=next_seq,json=nextSeq,proto3" json:"next_seq,omitempty"`
+	NextSeq uint64 `protobuf:"varint,4,opt,name=next_seq,json=nextSeq,proto3" json:"next_seq,omitempty"`
+	// It was put right, or what puts it right was set going. Only with repair.
+	Repaired bool `protobuf:"varint,5,opt,name=repaired,proto3" json:"repaired,omitempty"`
+	// For people, with repair: what was done, or what is needed instead.
+	Repair        string `protobuf:"bytes,6,opt,name=repair,proto3" json:"repair,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1017,6 +1022,20 @@ func (x *VerifyFinding) GetNextSeq() uint64 {
 		return x.NextSeq
 	}
 	return 0
+}
+
+func (x *VerifyFinding) GetRepaired() bool {
+	if x != nil {
+		return x.Repaired
+	}
+	return false
+}
+
+func (x *VerifyFinding) GetRepair() string {
+	if x != nil {
+		return x.Repair
+	}
+	return ""
 }
 
 // VerifyResponse reports on one stream: progress, or the result. With all, there
@@ -1637,14 +1656,16 @@ type BackgroundChain struct {
 	Known bool `protobuf:"varint,8,opt,name=known,proto3" json:"known,omitempty"`
 	// Committed slots that are not absorbed yet, as last seen by a settler.
 	BacklogSlots uint64 `protobuf:"varint,9,opt,name=backlog_slots,json=backlogSlots,proto3" json:"backlog_slots,omitempty"`
-	// Since when some wait, milliseconds since the Unix epoch; 0: none.
+	// Since when there were always some, as far as the settler saw, milliseconds
+	// since the Unix epoch; 0: none wait.
 	BacklogSince int64 `protobuf:"varint,10,opt,name=backlog_since,json=backlogSince,proto3" json:"backlog_since,omitempty"`
 	// Bytes of entries that are absorbed and not settled.
 	UnsettledBytes uint64 `protobuf:"varint,11,opt,name=unsettled_bytes,json=unsettledBytes,proto3" json:"unsettled_bytes,omitempty"`
 	// When the oldest of them were absorbed, milliseconds since the Unix epoch; 0:
 	// none wait.
 	UnsettledSince int64 `protobuf:"varint,12,opt,name=unsettled_since,json=unsettledSince,proto3" json:"unsettled_since,omitempty"`
-	// Why it is not settled any further, for people; empty: nothing keeps it.
+	// Why it is not settled or not absorbed any further, for people; empty: nothing
+	// keeps it.
 	Blocked       string `protobuf:"bytes,13,opt,name=blocked,proto3" json:"blocked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1927,13 +1948,13 @@ type BackgroundTotals struct {
 	WriteAmplification float64 `protobuf:"fixed64,7,opt,name=write_amplification,json=writeAmplification,proto3" json:"write_amplification,omitempty"`
 	// Committed slots that are not absorbed yet.
 	BacklogSlots uint64 `protobuf:"varint,8,opt,name=backlog_slots,json=backlogSlots,proto3" json:"backlog_slots,omitempty"`
-	// For how long the oldest that is not absorbed has waited, milliseconds, as far as
-	// settlers know.
+	// For how long a chain has had a backlog without a break, milliseconds; of the
+	// chain with the longest.
 	AbsorbLagMs int64 `protobuf:"varint,9,opt,name=absorb_lag_ms,json=absorbLagMs,proto3" json:"absorb_lag_ms,omitempty"`
 	// For how long the oldest that is absorbed and not settled has waited,
 	// milliseconds.
 	SettleLagMs int64 `protobuf:"varint,10,opt,name=settle_lag_ms,json=settleLagMs,proto3" json:"settle_lag_ms,omitempty"`
-	// Chains that something keeps from being settled.
+	// Chains that something keeps from being settled or absorbed.
 	BlockedChains uint32 `protobuf:"varint,11,opt,name=blocked_chains,json=blockedChains,proto3" json:"blocked_chains,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2661,12 +2682,14 @@ const file_nova_v1_admin_proto_rawDesc = "" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x10\n" +
 	"\x03all\x18\x03 \x01(\bR\x03all\x12\x16\n" +
-	"\x06repair\x18\x04 \x01(\bR\x06repair\"u\n" +
+	"\x06repair\x18\x04 \x01(\bR\x06repair\"\xa9\x01\n" +
 	"\rVerifyFinding\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1b\n" +
 	"\tfirst_seq\x18\x03 \x01(\x04R\bfirstSeq\x12\x19\n" +
-	"\bnext_seq\x18\x04 \x01(\x04R\anextSeq\"\xb0\x02\n" +
+	"\bnext_seq\x18\x04 \x01(\x04R\anextSeq\x12\x1a\n" +
+	"\brepaired\x18\x05 \x01(\bR\brepaired\x12\x16\n" +
+	"\x06repair\x18\x06 \x01(\tR\x06repair\"\xb0\x02\n" +
 	"\x0eVerifyResponse\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +

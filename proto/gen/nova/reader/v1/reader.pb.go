@@ -119,7 +119,9 @@ func (x *VerifyStreamResponse) GetProgress() *v1.VerifyResponse {
 }
 
 type VerifyObjectsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Arm what puts findings right.
+	Repair        bool `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -152,6 +154,13 @@ func (x *VerifyObjectsRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use VerifyObjectsRequest.ProtoReflect.Descriptor instead.
 func (*VerifyObjectsRequest) Descriptor() ([]byte, []int) {
 	return file_nova_reader_v1_reader_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *VerifyObjectsRequest) GetRepair() bool {
+	if x != nil {
+		return x.Repair
+	}
+	return false
 }
 
 type VerifyObjectsResponse struct {
@@ -207,8 +216,9 @@ const file_nova_reader_v1_reader_proto_rawDesc = "" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\"K\n" +
 	"\x14VerifyStreamResponse\x123\n" +
-	"\bprogress\x18\x01 \x01(\v2\x17.nova.v1.VerifyResponseR\bprogress\"\x16\n" +
-	"\x14VerifyObjectsRequest\"L\n" +
+	"\bprogress\x18\x01 \x01(\v2\x17.nova.v1.VerifyResponseR\bprogress\".\n" +
+	"\x14VerifyObjectsRequest\x12\x16\n" +
+	"\x06repair\x18\x01 \x01(\bR\x06repair\"L\n" +
 	"\x15VerifyObjectsResponse\x123\n" +
 	"\bprogress\x18\x01 \x01(\v2\x17.nova.v1.VerifyResponseR\bprogress2\xcc\x01\n" +
 	"\rReaderService\x12[\n" +

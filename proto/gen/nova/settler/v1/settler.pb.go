@@ -68,10 +68,10 @@ type ChainProgress struct {
 	// (milliseconds since the Unix epoch; 0: none), as last seen.
 	UnsettledBytes uint64 `protobuf:"varint,5,opt,name=unsettled_bytes,json=unsettledBytes,proto3" json:"unsettled_bytes,omitempty"`
 	UnsettledSince int64  `protobuf:"varint,6,opt,name=unsettled_since,json=unsettledSince,proto3" json:"unsettled_since,omitempty"`
-	// Why it does not settle; empty: nothing keeps it.
+	// Why it does not settle, or is not absorbed; empty: nothing keeps it.
 	Blocked string `protobuf:"bytes,7,opt,name=blocked,proto3" json:"blocked,omitempty"`
-	// Since when some of the backlog is known to wait, milliseconds since the Unix
-	// epoch; 0: none waits.
+	// Since when there was always some backlog, as far as this life saw, milliseconds
+	// since the Unix epoch; 0: there is none.
 	BacklogSince  int64 `protobuf:"varint,8,opt,name=backlog_since,json=backlogSince,proto3" json:"backlog_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -410,6 +410,121 @@ func (x *SettleResponse) GetSettledTo() uint64 {
 	return 0
 }
 
+type RepairStreamRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	StreamId      string                 `protobuf:"bytes,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RepairStreamRequest) Reset() {
+	*x = RepairStreamRequest{}
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RepairStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RepairStreamRequest) ProtoMessage() {}
+
+func (x *RepairStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RepairStreamRequest.ProtoReflect.Descriptor instead.
+func (*RepairStreamRequest) Descriptor() ([]byte, []int) {
+	return file_nova_settler_v1_settler_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *RepairStreamRequest) GetStreamId() string {
+	if x != nil {
+		return x.StreamId
+	}
+	return ""
+}
+
+type RepairStreamResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The stream is not quarantined and no chain keeps slots for it. False: why says
+	// what is in the way, and the stream is as it was.
+	Repaired bool   `protobuf:"varint,1,opt,name=repaired,proto3" json:"repaired,omitempty"`
+	Why      string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	// What this call changed: entries folded into the head, and pins removed.
+	Entries       uint64 `protobuf:"varint,3,opt,name=entries,proto3" json:"entries,omitempty"`
+	Pins          uint64 `protobuf:"varint,4,opt,name=pins,proto3" json:"pins,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RepairStreamResponse) Reset() {
+	*x = RepairStreamResponse{}
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RepairStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RepairStreamResponse) ProtoMessage() {}
+
+func (x *RepairStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RepairStreamResponse.ProtoReflect.Descriptor instead.
+func (*RepairStreamResponse) Descriptor() ([]byte, []int) {
+	return file_nova_settler_v1_settler_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RepairStreamResponse) GetRepaired() bool {
+	if x != nil {
+		return x.Repaired
+	}
+	return false
+}
+
+func (x *RepairStreamResponse) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *RepairStreamResponse) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *RepairStreamResponse) GetPins() uint64 {
+	if x != nil {
+		return x.Pins
+	}
+	return 0
+}
+
 var File_nova_settler_v1_settler_proto protoreflect.FileDescriptor
 
 const file_nova_settler_v1_settler_proto_rawDesc = "" +
@@ -441,11 +556,19 @@ const file_nova_settler_v1_settler_proto_rawDesc = "" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\"/\n" +
 	"\x0eSettleResponse\x12\x1d\n" +
 	"\n" +
-	"settled_to\x18\x01 \x01(\x04R\tsettledTo2\x80\x02\n" +
+	"settled_to\x18\x01 \x01(\x04R\tsettledTo\"2\n" +
+	"\x13RepairStreamRequest\x12\x1b\n" +
+	"\tstream_id\x18\x01 \x01(\tR\bstreamId\"r\n" +
+	"\x14RepairStreamResponse\x12\x1a\n" +
+	"\brepaired\x18\x01 \x01(\bR\brepaired\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x12\x18\n" +
+	"\aentries\x18\x03 \x01(\x04R\aentries\x12\x12\n" +
+	"\x04pins\x18\x04 \x01(\x04R\x04pins2\xdd\x02\n" +
 	"\x0eSettlerService\x12X\n" +
 	"\vGetProgress\x12#.nova.settler.v1.GetProgressRequest\x1a$.nova.settler.v1.GetProgressResponse\x12I\n" +
 	"\x06Absorb\x12\x1e.nova.settler.v1.AbsorbRequest\x1a\x1f.nova.settler.v1.AbsorbResponse\x12I\n" +
-	"\x06Settle\x12\x1e.nova.settler.v1.SettleRequest\x1a\x1f.nova.settler.v1.SettleResponseBAZ?github.com/nova-stream/nova/proto/gen/nova/settler/v1;settlerpbb\x06proto3"
+	"\x06Settle\x12\x1e.nova.settler.v1.SettleRequest\x1a\x1f.nova.settler.v1.SettleResponse\x12[\n" +
+	"\fRepairStream\x12$.nova.settler.v1.RepairStreamRequest\x1a%.nova.settler.v1.RepairStreamResponseBAZ?github.com/nova-stream/nova/proto/gen/nova/settler/v1;settlerpbb\x06proto3"
 
 var (
 	file_nova_settler_v1_settler_proto_rawDescOnce sync.Once
@@ -459,26 +582,30 @@ func file_nova_settler_v1_settler_proto_rawDescGZIP() []byte {
 	return file_nova_settler_v1_settler_proto_rawDescData
 }
 
-var file_nova_settler_v1_settler_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_nova_settler_v1_settler_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_nova_settler_v1_settler_proto_goTypes = []any{
-	(*GetProgressRequest)(nil),  // 0: nova.settler.v1.GetProgressRequest
-	(*ChainProgress)(nil),       // 1: nova.settler.v1.ChainProgress
-	(*GetProgressResponse)(nil), // 2: nova.settler.v1.GetProgressResponse
-	(*AbsorbRequest)(nil),       // 3: nova.settler.v1.AbsorbRequest
-	(*AbsorbResponse)(nil),      // 4: nova.settler.v1.AbsorbResponse
-	(*SettleRequest)(nil),       // 5: nova.settler.v1.SettleRequest
-	(*SettleResponse)(nil),      // 6: nova.settler.v1.SettleResponse
+	(*GetProgressRequest)(nil),   // 0: nova.settler.v1.GetProgressRequest
+	(*ChainProgress)(nil),        // 1: nova.settler.v1.ChainProgress
+	(*GetProgressResponse)(nil),  // 2: nova.settler.v1.GetProgressResponse
+	(*AbsorbRequest)(nil),        // 3: nova.settler.v1.AbsorbRequest
+	(*AbsorbResponse)(nil),       // 4: nova.settler.v1.AbsorbResponse
+	(*SettleRequest)(nil),        // 5: nova.settler.v1.SettleRequest
+	(*SettleResponse)(nil),       // 6: nova.settler.v1.SettleResponse
+	(*RepairStreamRequest)(nil),  // 7: nova.settler.v1.RepairStreamRequest
+	(*RepairStreamResponse)(nil), // 8: nova.settler.v1.RepairStreamResponse
 }
 var file_nova_settler_v1_settler_proto_depIdxs = []int32{
 	1, // 0: nova.settler.v1.GetProgressResponse.chains:type_name -> nova.settler.v1.ChainProgress
 	0, // 1: nova.settler.v1.SettlerService.GetProgress:input_type -> nova.settler.v1.GetProgressRequest
 	3, // 2: nova.settler.v1.SettlerService.Absorb:input_type -> nova.settler.v1.AbsorbRequest
 	5, // 3: nova.settler.v1.SettlerService.Settle:input_type -> nova.settler.v1.SettleRequest
-	2, // 4: nova.settler.v1.SettlerService.GetProgress:output_type -> nova.settler.v1.GetProgressResponse
-	4, // 5: nova.settler.v1.SettlerService.Absorb:output_type -> nova.settler.v1.AbsorbResponse
-	6, // 6: nova.settler.v1.SettlerService.Settle:output_type -> nova.settler.v1.SettleResponse
-	4, // [4:7] is the sub-list for method output_type
-	1, // [1:4] is the sub-list for method input_type
+	7, // 4: nova.settler.v1.SettlerService.RepairStream:input_type -> nova.settler.v1.RepairStreamRequest
+	2, // 5: nova.settler.v1.SettlerService.GetProgress:output_type -> nova.settler.v1.GetProgressResponse
+	4, // 6: nova.settler.v1.SettlerService.Absorb:output_type -> nova.settler.v1.AbsorbResponse
+	6, // 7: nova.settler.v1.SettlerService.Settle:output_type -> nova.settler.v1.SettleResponse
+	8, // 8: nova.settler.v1.SettlerService.RepairStream:output_type -> nova.settler.v1.RepairStreamResponse
+	5, // [5:9] is the sub-list for method output_type
+	1, // [1:5] is the sub-list for method input_type
 	1, // [1:1] is the sub-list for extension type_name
 	1, // [1:1] is the sub-list for extension extendee
 	0, // [0:1] is the sub-list for field type_name
@@ -495,7 +622,7 @@ func file_nova_settler_v1_settler_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_settler_v1_settler_proto_rawDesc), len(file_nova_settler_v1_settler_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

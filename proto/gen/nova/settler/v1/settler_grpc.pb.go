@@ -19,9 +19,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	SettlerService_GetProgress_FullMethodName = "/nova.settler.v1.SettlerService/GetProgress"
-	SettlerService_Absorb_FullMethodName      = "/nova.settler.v1.SettlerService/Absorb"
-	SettlerService_Settle_FullMethodName      = "/nova.settler.v1.SettlerService/Settle"
+	SettlerService_GetProgress_FullMethodName  = "/nova.settler.v1.SettlerService/GetProgress"
+	SettlerService_Absorb_FullMethodName       = "/nova.settler.v1.SettlerService/Absorb"
+	SettlerService_Settle_FullMethodName       = "/nova.settler.v1.SettlerService/Settle"
+	SettlerService_RepairStream_FullMethodName = "/nova.settler.v1.SettlerService/RepairStream"
 )
 
 // SettlerServiceClient is the client API for SettlerService service.
@@ -38,6 +39,11 @@ type SettlerServiceClient interface {
 	// Settle settles what a chain has absorbed now, without waiting for size or
 	// age, and returns settled_to.
 	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error)
+	// RepairStream folds into a stream's head what chains keep pinned for it, lifts its
+	// quarantine by the same change, and removes the pins. If the stream's log does not
+	// fold it changes nothing and says where and why. It may be called at any time,
+	// again, and by several at once.
+	RepairStream(ctx context.Context, in *RepairStreamRequest, opts ...grpc.CallOption) (*RepairStreamResponse, error)
 }
 
 type settlerServiceClient struct {
@@ -78,6 +84,16 @@ func (c *settlerServiceClient) Settle(ctx context.Context, in *SettleRequest, op
 	return out, nil
 }
 
+func (c *settlerServiceClient) RepairStream(ctx context.Context, in *RepairStreamRequest, opts ...grpc.CallOption) (*RepairStreamResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RepairStreamResponse)
+	err := c.cc.Invoke(ctx, SettlerService_RepairStream_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SettlerServiceServer is the server API for SettlerService service.
 // All implementations must embed UnimplementedSettlerServiceServer
 // for forward compatibility.
@@ -92,6 +108,11 @@ type SettlerServiceServer interface {
 	// Settle settles what a chain has absorbed now, without waiting for size or
 	// age, and returns settled_to.
 	Settle(context.Context, *SettleRequest) (*SettleResponse, error)
+	// RepairStream folds into a stream's head what chains keep pinned for it, lifts its
+	// quarantine by the same change, and removes the pins. If the stream's log does not
+	// fold it changes nothing and says where and why. It may be called at any time,
+	// again, and by several at once.
+	RepairStream(context.Context, *RepairStreamRequest) (*RepairStreamResponse, error)
 	mustEmbedUnimplementedSettlerServiceServer()
 }
 
@@ -110,6 +131,9 @@ func (UnimplementedSettlerServiceServer) Absorb(context.Context, *AbsorbRequest)
 }
 func (UnimplementedSettlerServiceServer) Settle(context.Context, *SettleRequest) (*SettleResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Settle not implemented")
+}
+func (UnimplementedSettlerServiceServer) RepairStream(context.Context, *RepairStreamRequest) (*RepairStreamResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RepairStream not implemented")
 }
 func (UnimplementedSettlerServiceServer) mustEmbedUnimplementedSettlerServiceServer() {}
 func (UnimplementedSettlerServiceServer) testEmbeddedByValue()                        {}
@@ -186,6 +210,24 @@ func _SettlerService_Settle_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SettlerService_RepairStream_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RepairStreamRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SettlerServiceServer).RepairStream(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SettlerService_RepairStream_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SettlerServiceServer).RepairStream(ctx, req.(*RepairStreamRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SettlerService_ServiceDesc is the grpc.ServiceDesc for SettlerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -204,6 +246,10 @@ var SettlerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Settle",
 			Handler:    _SettlerService_Settle_Handler,
+		},
+		{
+			MethodName: "RepairStream",
+			Handler:    _SettlerService_RepairStream_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
