@@ -147,7 +147,6 @@ func (s *Service) gather(ctx context.Context, id stream.ID, req *sequencerpb.Fet
 		if f.size() >= aheadFrom {
 			s.ahead.of(pieces[len(chunks):])
 		}
-		f.reach()
 	}
 	return f, true, nil
 }

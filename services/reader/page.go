@@ -53,8 +53,9 @@ type cursor struct {
 	// from skips records before a time, until the first that is not.
 	from *stream.Millis
 	limits
-	taken bool // a record was returned already
-	done  bool // a limit was reached
+	end   *stream.Seq // no record from it on; nil: no end
+	taken bool        // a record was returned already
+	done  bool        // a limit was reached
 
 	after stream.Hash // content hash before next; valid when taken
 }
@@ -86,6 +87,9 @@ func (c *cursor) fill(p *page, chunks []decoded, size int) (full bool, err error
 			r := &d.records[j]
 			if r.Seq < c.next {
 				continue
+			}
+			if c.end != nil && r.Seq >= *c.end {
+				return true, nil
 			}
 			if c.from != nil {
 				if r.Timestamp < *c.from {

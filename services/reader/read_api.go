@@ -51,6 +51,9 @@ func (s *Service) read(ctx context.Context, id stream.ID, key *sequencerpb.Strea
 	defer memory.release()
 	var p page
 	var out *novapb.ReadResponse
+	// The answer is of the moment of the first fetch, whatever is trimmed and
+	// appended until the last: what was there then does not change.
+	var state *sequencerpb.StreamState
 	for {
 		f, err := s.fetch(ctx, id, fetch, memory, c.demand(limit-p.size))
 		if err != nil && out != nil {
@@ -62,19 +65,21 @@ func (s *Service) read(ctx context.Context, id stream.ID, key *sequencerpb.Strea
 			return nil, err
 		}
 		if out == nil {
-			c.next = f.start
+			c.next, state = f.start, f.state
+			end := stream.Seq(state.GetTail())
+			c.end = &end
 		}
 		full, err := c.fill(&p, f.chunks, pageBytes)
 		if err != nil {
 			return nil, s.misfit(ctx, id, err)
 		}
 		out = &novapb.ReadResponse{
-			Records: p.records, NextSeq: uint64(c.next), Tail: f.state.GetTail(), FirstSeq: f.state.GetTrim(), StreamId: id.String(),
+			Records: p.records, NextSeq: uint64(c.next), Tail: state.GetTail(), FirstSeq: state.GetTrim(), StreamId: id.String(),
 			HashBefore: uint64(p.before), HashAfter: uint64(p.after), LimitReached: c.done,
-			EndOfStream: f.state.GetSealed() && uint64(c.next) == f.state.GetTail(),
+			EndOfStream: state.GetSealed() && uint64(c.next) == state.GetTail(),
 		}
 		// Chunks are small where appends are: gather until the page is worth it.
-		if full || c.done || len(f.chunks) == 0 || uint64(c.next) >= f.state.GetTail() || p.size > pageBytes/2 {
+		if full || c.done || len(f.chunks) == 0 || uint64(c.next) >= state.GetTail() || p.size > pageBytes/2 {
 			break
 		}
 		fetch = &sequencerpb.FetchRequest{Stream: key, Start: &sequencerpb.FetchRequest_Seq{Seq: uint64(c.next)}, MaxBytes: pageBytes}

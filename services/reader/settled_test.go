@@ -247,7 +247,8 @@ func TestSeekThatFindsNothingSettledIsOvertaken(t *testing.T) {
 }
 
 // A head that is ahead of the leader shows records that the leader's tail did not.
-func TestTailIsNotBelowWhatIsRead(t *testing.T) {
+// A page is of the moment when the leader answered; a subscription goes on.
+func TestHeadAheadOfTheLeader(t *testing.T) {
 	w, s, _ := settledRecords(t, Config{})
 	w.onHead = func() {
 		w.onHead = nil
@@ -255,9 +256,37 @@ func TestTailIsNotBelowWhatIsRead(t *testing.T) {
 		w.settle(s, 2, settling{})
 		w.rewrite(s, 2, settling{merge: true}) // records 3..11 in one frame
 	}
-	res := w.mustRead(&novapb.ReadRequest{}, 0, 12)
-	if res.GetTail() != 12 {
-		t.Errorf("tail is %d", res.GetTail())
+	if res := w.mustRead(&novapb.ReadRequest{}, 0, 10); res.GetTail() != 10 || res.GetEndOfStream() {
+		t.Error(res)
+	}
+	f := w.subscribe(&novapb.SubscribeRequest{}, 0)
+	for f.next < 12 {
+		m, err := f.receive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.GetTail() < m.GetNextSeq() {
+			t.Errorf("tail is %d below %d", m.GetTail(), m.GetNextSeq())
+		}
+	}
+}
+
+// A page of what is settled and what is not takes several answers of the leader. It
+// says what was so at the first: nothing that was trimmed, appended or sealed
+// since (I3).
+func TestPageIsOfOneMoment(t *testing.T) {
+	w, s, _ := settledRecords(t, Config{})
+	asked := 0
+	w.before = func(*sequencerpb.FetchRequest) {
+		if asked++; asked == 2 {
+			w.trim(s, 4, false)
+			w.chunk(s, numbered(10, 2)...)
+			w.change(s, func() { s.sealed = true })
+		}
+	}
+	res := w.mustRead(&novapb.ReadRequest{Start: &novapb.ReadRequest_TailOffset{TailOffset: 8}}, 2, 8)
+	if asked < 2 || res.GetFirstSeq() != 0 || res.GetTail() != 10 || res.GetEndOfStream() {
+		t.Errorf("after %d answers: %v", asked, res)
 	}
 }
 

@@ -120,7 +120,11 @@ func (sub *subscription) run(ctx context.Context, fetch *sequencerpb.FetchReques
 func (sub *subscription) fetch(ctx context.Context, req *sequencerpb.FetchRequest) (fetched, error) {
 	memory := sub.svc.share(messageBytes)
 	defer memory.release()
-	return sub.svc.fetch(ctx, sub.id, req, memory, sub.demand(messageBytes))
+	f, err := sub.svc.fetch(ctx, sub.id, req, memory, sub.demand(messageBytes))
+	if err == nil {
+		f.reach()
+	}
+	return f, err
 }
 
 // send sends what was fetched, in messages of bounded size, or a heartbeat.
