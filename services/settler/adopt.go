@@ -85,6 +85,10 @@ func (s *span) adoptHead(ctx context.Context, p *plan) (bool, error) {
 		}
 	}
 	next, dead, deadPages, err := p.next(ctx, s.loader(p.id), s.name)
+	if errors.Is(err, errRewrite) {
+		s.unwritten(ctx, p, err)
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}
@@ -141,6 +145,9 @@ func (s *span) adoptHead(ctx context.Context, p *plan) (bool, error) {
 	for _, at := range p.placed {
 		at.named = true
 	}
+	if p.rewrite != nil {
+		s.metrics.rewritten.Add(ctx, p.rewrite.bytes)
+	}
 	for _, o := range pages {
 		o.placed[0].named = true
 		if err := o.finish(ctx); err != nil {
@@ -170,7 +177,7 @@ func (s *span) armDead(ctx context.Context, id string, refs []*indexpb.Ref, page
 			Queue: queueUnref, At: s.now().Add(s.grace).UnixMilli(), StreamId: id, Refs: refs[:n], Pages: pages[:m],
 		})
 		if err != nil {
-			return fmt.Errorf("arm the marker of what is trimmed: %w", err)
+			return fmt.Errorf("arm the marker of what is dropped: %w", err)
 		}
 		refs, pages = refs[n:], pages[m:]
 	}

@@ -36,6 +36,8 @@ type Config struct {
 	SettleMemory int64
 	// SettleRate limits the bytes of slots that are read per second; 0: no limit.
 	SettleRate int64
+	// RewriteRuns is how many small runs of a stream become one; below 2: none do.
+	RewriteRuns int
 	// ReadGrace is how long a reader may need what is replaced, default 10 min.
 	ReadGrace time.Duration
 }

@@ -31,17 +31,18 @@ const (
 // engine settles spans of chains. It is safe for concurrent use; two on one chain
 // do no harm.
 type engine struct {
-	objects objectstore.Store
-	slots   chain.Register
-	index   *catalog.Client
-	log     *slog.Logger
-	now     func() time.Time
-	metrics *metrics
-	limiter *rate.Limiter // of bytes read from slots; nil: none
-	grace   time.Duration // ReadGrace
-	memory  int64         // bytes that one span may hold
-	bytes   uint64        // of the entries of a span
-	windows int           // of a span
+	objects  objectstore.Store
+	slots    chain.Register
+	index    *catalog.Client
+	log      *slog.Logger
+	now      func() time.Time
+	metrics  *metrics
+	limiter  *rate.Limiter // of bytes read from slots; nil: none
+	grace    time.Duration // ReadGrace
+	memory   int64         // bytes that one span may hold
+	bytes    uint64        // of the entries of a span
+	windows  int           // of a span
+	rewrites int           // RewriteRuns
 }
 
 func newEngine(cfg Config, deps Deps, m *metrics) *engine {
@@ -49,6 +50,7 @@ func newEngine(cfg Config, deps Deps, m *metrics) *engine {
 		objects: deps.Objects, slots: chain.NewRegister(deps.Objects, callTimeout), index: catalog.New(deps.Index),
 		log: deps.Log, now: deps.Now, metrics: m, grace: cfg.ReadGrace,
 		memory: cfg.SettleMemory / settlesAtOnce, bytes: uint64(cfg.SettleBytes), windows: maxWindows,
+		rewrites: cfg.RewriteRuns,
 	}
 	if cfg.SettleRate > 0 {
 		e.limiter = rate.NewLimiter(rate.Limit(cfg.SettleRate), int(min(cfg.SettleRate, 1<<30)))

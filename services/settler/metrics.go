@@ -10,14 +10,16 @@ import (
 
 // metrics are the settler's instruments, all named nova.settler.*.
 type metrics struct {
-	absorbed       metric.Int64Counter
-	failures       metric.Int64Counter
-	settled        metric.Int64Counter
-	written        metric.Int64Counter
-	objects        metric.Int64Counter
-	spans          metric.Int64Counter
-	settleFailures metric.Int64Counter
-	quarantined    metric.Int64Counter
+	absorbed        metric.Int64Counter
+	failures        metric.Int64Counter
+	settled         metric.Int64Counter
+	written         metric.Int64Counter
+	objects         metric.Int64Counter
+	spans           metric.Int64Counter
+	settleFailures  metric.Int64Counter
+	quarantined     metric.Int64Counter
+	rewritten       metric.Int64Counter
+	rewriteFailures metric.Int64Counter
 
 	// The same as settled and written, for GetProgress.
 	settledBytes, writtenBytes atomic.Uint64
@@ -60,13 +62,15 @@ func newMetrics(m metric.Meter, now func() load) (*metrics, error) {
 	gauge("nova.settler.lag", "s", "Seconds since the oldest that is not settled was absorbed.", func(l load) int64 { return l.lag })
 	gauge("nova.settler.blocked.chains", "{chain}", "Chains that something keeps from being settled.", func(l load) int64 { return l.blocked })
 	return &metrics{
-		absorbed:       counter("nova.settler.absorbed.slots", "{slot}", "Slots absorbed into directories."),
-		failures:       counter("nova.settler.absorb.failures", "{failure}", "Times that a chain could not be absorbed."),
-		settled:        counter("nova.settler.settled.bytes", "By", "Bytes of entries that were settled."),
-		written:        counter("nova.settler.written.bytes", "By", "Bytes of objects that were written for them, pages included."),
-		objects:        counter("nova.settler.objects", "{object}", "Objects written, pages included."),
-		spans:          counter("nova.settler.spans", "{span}", "Parts of chains settled in one go."),
-		settleFailures: counter("nova.settler.failures", "{failure}", "Times that a chain could not be settled."),
-		quarantined:    counter("nova.settler.quarantined", "{stream}", "Streams found broken and quarantined."),
+		absorbed:        counter("nova.settler.absorbed.slots", "{slot}", "Slots absorbed into directories."),
+		failures:        counter("nova.settler.absorb.failures", "{failure}", "Times that a chain could not be absorbed."),
+		settled:         counter("nova.settler.settled.bytes", "By", "Bytes of entries that were settled."),
+		written:         counter("nova.settler.written.bytes", "By", "Bytes of objects that were written for them, pages included."),
+		objects:         counter("nova.settler.objects", "{object}", "Objects written, pages included."),
+		spans:           counter("nova.settler.spans", "{span}", "Parts of chains settled in one go."),
+		settleFailures:  counter("nova.settler.failures", "{failure}", "Times that a chain could not be settled."),
+		quarantined:     counter("nova.settler.quarantined", "{stream}", "Streams found broken and quarantined."),
+		rewritten:       counter("nova.settler.rewritten.bytes", "By", "Bytes of small runs that became part of larger ones."),
+		rewriteFailures: counter("nova.settler.rewrite.failures", "{failure}", "Times that small runs could not be rewritten."),
 	}, err
 }

@@ -31,10 +31,13 @@ type plan struct {
 	// plan is only to change the row.
 	unfolded []directory.Located
 	store    []directory.Located // the chunks among them that stay
-	bytes    int64               // of store, in their slots
+	bytes    int64               // of store, in their slots, and of what is rewritten
 	weight   int64               // bytes that the plan holds in memory, store's included
 	deleted  *stream.Slot        // where the DELETE entry is
 	placed   []*placed           // where the chunks went, in order
+	rewrite  *rewrite            // what becomes one with them; nil: nothing
+	unread   error               // why that could not be read
+	redo     bool                // the stream is taken up again, without rewriting
 }
 
 // errLog is what is wrong with a stream's own log; other streams are not
@@ -117,6 +120,7 @@ func (s *span) planOne(ctx context.Context, w *work) (*plan, error) {
 		}
 		return nil, err
 	}
+	s.rewrite(p)
 	return p, nil
 }
 
@@ -295,7 +299,7 @@ func (s *span) keep(ctx context.Context, p *plan, log *errLog) error {
 }
 
 // next returns the head as it is to be: folded, with the new refs, without what
-// is trimmed, and what is dead by that.
+// is trimmed or rewritten, and what is dead by that.
 func (p *plan) next(ctx context.Context, load history.Load, chain string) (next *indexpb.Head, dead []*indexpb.Ref, deadPages []*indexpb.RefPage, err error) {
 	next = proto.CloneOf(p.head)
 	if p.deleted != nil && next.GetDeletedChain() == "" {
@@ -309,10 +313,18 @@ func (p *plan) next(ctx context.Context, load history.Load, chain string) (next 
 		return next, nil, nil, nil // its teardown drops all that the head names
 	}
 	dead, deadPages, err = history.Trim(ctx, load, next, p.state.Trim)
+	if err == nil {
+		var replaced []*indexpb.Ref
+		replaced, err = p.rewrite.replace(next)
+		dead = append(dead, replaced...)
+	}
 	for _, r := range p.placed {
 		if err == nil {
 			err = history.Append(next, r.ref())
 		}
+	}
+	if err != nil && p.rewrite != nil {
+		return nil, nil, nil, fmt.Errorf("%w: %w", errRewrite, err)
 	}
 	if errors.Is(err, history.ErrBroken) || errors.Is(err, history.ErrCorrupt) {
 		err = &errLog{cause: err}

@@ -303,6 +303,8 @@ type work struct {
 	id      stream.ID
 	windows []int32 // those of the span that name it
 	failed  error   // what was found in its log the last time; twice is a verdict
+	gone    int     // how often an object was gone that was to be rewritten
+	plain   bool    // it is settled without rewriting
 }
 
 // streams returns the streams of the span, sorted.

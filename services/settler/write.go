@@ -44,6 +44,9 @@ func (s *span) groupBytes() int64 { return s.memory / 4 }
 // objectBytes is how large an object becomes.
 func (s *span) objectBytes() int { return int(min(settled.MaxBytes, s.memory/4)) }
 
+// frameBytes is how many bytes of frames surely fit into an object.
+func (s *span) frameBytes() int64 { return int64(s.objectBytes()) / 16 * 15 }
+
 func (g *group) add(p *plan) {
 	g.plans = append(g.plans, p)
 	g.weight += p.weight
@@ -53,13 +56,21 @@ func (g *group) add(p *plan) {
 func (g *group) settle(ctx context.Context) (again []*work, err error) {
 	// Objects are shared by streams of one bucket only.
 	slices.SortStableFunc(g.plans, func(a, b *plan) int { return cmp.Compare(a.head.GetBucketId(), b.head.GetBucketId()) })
+	plans, again, err := g.readOld(ctx)
+	if err != nil {
+		return nil, err
+	}
 	w := &writer{span: g.span, plans: map[stream.ID]*plan{}}
-	broken, err := w.write(ctx, g.plans)
+	broken, err := w.write(ctx, plans)
 	if err != nil {
 		return nil, err
 	}
 	var sound []*plan
-	for _, p := range g.plans {
+	for _, p := range plans {
+		if p.redo {
+			again = append(again, p.work)
+			continue
+		}
 		if log := broken[p]; log != nil {
 			if again, err = g.take(ctx, again, p, log); err != nil {
 				return nil, err
@@ -102,7 +113,8 @@ type writer struct {
 }
 
 // write makes the objects of all chunks and returns the plans whose chunks are
-// not what they should be. What such a plan left in an object no head will name.
+// not what they should be. What such a plan left in an object, or one that is to be
+// taken up again, no head will name.
 func (w *writer) write(ctx context.Context, plans []*plan) (map[*plan]*errLog, error) {
 	broken := map[*plan]*errLog{}
 	if len(plans) == 1 {
@@ -121,18 +133,24 @@ func (w *writer) write(ctx context.Context, plans []*plan) (map[*plan]*errLog, e
 	}
 	for i, p := range plans {
 		alone := p.bytes >= aloneBytes
-		if i > 0 && (alone || plans[i-1].bytes >= aloneBytes || p.head.GetBucketId() != plans[i-1].head.GetBucketId()) {
+		if i > 0 && (alone || plans[i-1].bytes >= aloneBytes || p.head.GetBucketId() != plans[i-1].head.GetBucketId() || w.splits(p)) {
 			if err := w.seal(ctx); err != nil {
 				return nil, err
 			}
 		}
 		m := w.merger(ctx, p)
-		if err := w.merge(p, m, wants[p], broken); err != nil {
+		if err := w.merge(ctx, p, m, wants[p], broken); err != nil {
 			return nil, err
 		}
 		delete(wants, p)
 	}
 	return broken, w.end(ctx, nil)
+}
+
+// splits reports whether what is rewritten would go into two objects, although it
+// fits into one.
+func (w *writer) splits(p *plan) bool {
+	return p.rewrite != nil && w.object != nil && int64(w.object.Size())+p.bytes > w.frameBytes()
 }
 
 // end seals what is left, unless there was an error.
@@ -146,7 +164,7 @@ func (w *writer) end(ctx context.Context, err error) error {
 // run writes the chunks of one stream, read in pieces.
 func (w *writer) run(ctx context.Context, p *plan, broken map[*plan]*errLog) error {
 	m := w.merger(ctx, p)
-	for rest := p.wanted(); len(rest) > 0 && broken[p] == nil; {
+	for rest := p.wanted(); len(rest) > 0 && broken[p] == nil && !p.redo; {
 		n, size := 0, int64(0)
 		for n < len(rest) && (n == 0 || size+int64(rest[n].At.Length) <= w.groupBytes()) {
 			size += int64(rest[n].At.Length)
@@ -157,7 +175,7 @@ func (w *writer) run(ctx context.Context, p *plan, broken map[*plan]*errLog) err
 		if err := w.read(ctx, piece); err != nil {
 			return err
 		}
-		if err := w.merge(p, m, piece, broken); err != nil {
+		if err := w.merge(ctx, p, m, piece, broken); err != nil {
 			return err
 		}
 		for _, c := range piece {
@@ -182,10 +200,14 @@ func (w *writer) merger(ctx context.Context, p *plan) *settled.Merger {
 	})
 }
 
-// merge makes frames of chunks that were read.
-func (w *writer) merge(p *plan, m *settled.Merger, chunks []*wanted, broken map[*plan]*errLog) error {
-	var err error
+// merge makes frames of chunks that were read, and before the first of them of
+// what is rewritten.
+func (w *writer) merge(ctx context.Context, p *plan, m *settled.Merger, chunks []*wanted, broken map[*plan]*errLog) error {
+	err := p.rewrite.feed(m)
 	for _, c := range chunks {
+		if err != nil {
+			break
+		}
 		if err = c.err; err == nil {
 			err = m.Add(c.bytes)
 		}
@@ -201,6 +223,9 @@ func (w *writer) merge(p *plan, m *settled.Merger, chunks []*wanted, broken map[
 	case err == nil:
 	case w.failure != nil:
 		return w.failure
+	case p.rewrite != nil:
+		w.unwritten(ctx, p, err) // and if it is the log, that is found then
+		p.redo = true
 	case damaged(err) || errors.Is(err, settled.ErrCorrupt):
 		broken[p] = &errLog{cause: err}
 	default:
@@ -255,6 +280,9 @@ func (w *writer) seal(ctx context.Context) error {
 	for i, r := range runs {
 		p := plans[r.StreamID]
 		at := &placed{object: o, run: uint32(i), of: r}
+		if p.rewrite != nil {
+			at.generation = p.rewrite.generation
+		}
 		o.placed = append(o.placed, at)
 		p.placed = append(p.placed, at)
 	}
@@ -268,6 +296,8 @@ type placed struct {
 	run    uint32
 	of     settled.Run
 
+	generation uint32
+
 	// tried says that a head may name it, named that one does.
 	tried, named bool
 }
@@ -278,7 +308,7 @@ func (p *placed) ref() *indexpb.Ref {
 		Object: p.object.key, Run: p.run, FirstSeq: uint64(r.First), NextSeq: uint64(r.Next),
 		FirstTimestamp: int64(r.FirstTimestamp), LastTimestamp: int64(r.LastTimestamp),
 		HashBefore: uint64(r.HashBefore), HashAfter: uint64(r.HashAfter), Offset: r.Offset, Length: r.Length,
-		Frames: r.Frames, IndexOffset: r.IndexOffset, IndexLength: r.IndexLength,
+		Frames: r.Frames, IndexOffset: r.IndexOffset, IndexLength: r.IndexLength, Generation: p.generation,
 	}
 }
 
