@@ -38,7 +38,7 @@ type trouble func(n *pairNemesis, ctx context.Context, r *rand.Rand, m *member) 
 var troubles = []trouble{
 	(*pairNemesis).cutOff, (*pairNemesis).lagThenKill, (*pairNemesis).kill,
 	(*pairNemesis).cutOff, (*pairNemesis).lagThenKill, (*pairNemesis).restart, (*pairNemesis).objectFault, (*pairNemesis).objectFault,
-	(*pairNemesis).rowFault, (*pairNemesis).outage, (*pairNemesis).seal, (*pairNemesis).drain,
+	(*pairNemesis).rowFault, (*pairNemesis).settlingFault, (*pairNemesis).settlingFault, (*pairNemesis).outage, (*pairNemesis).seal, (*pairNemesis).drain,
 }
 
 // hurt implements nemesis.
@@ -125,8 +125,7 @@ func (n *pairNemesis) drain(ctx context.Context, r *rand.Rand, _ *member) (strin
 // heal implements nemesis.
 func (n *pairNemesis) heal(ctx context.Context) error {
 	m := n.victim
-	m.objects.Clear()
-	m.rows.Clear()
+	n.clear()
 	if n.undo != nil {
 		if err := n.undo(ctx); err != nil {
 			return err
@@ -187,6 +186,30 @@ func (n *pairNemesis) objectFault(_ context.Context, r *rand.Rand, m *member) (s
 	return "objects: " + f.name, nil
 }
 
+// settlingFault hurts what settles and reclaims: both nodes do, so both are hurt.
+func (n *pairNemesis) settlingFault(_ context.Context, r *rand.Rand, _ *member) (string, error) {
+	faults := []struct {
+		name string
+		do   fault.Action
+	}{
+		{"lost replies", fault.LoseReply}, {"503", fault.Throttle}, {"failures", fault.FailBefore}, {"slow", fault.Delay},
+		{"silence", fault.Hang}, {"silence after landing", fault.HangAfter}, {"half of it", fault.Half}, {"cut", fault.Cut},
+	}
+	f := faults[r.IntN(len(faults))]
+	op := []fault.Op{fault.Put, fault.Read, fault.Delete, fault.Any}[r.IntN(4)]
+	prefix := []string{"settled/", "page/", "directory/", ""}[r.IntN(4)]
+	if op == fault.Delete || op == fault.Read {
+		prefix = []string{prefix, chains}[r.IntN(2)]
+	}
+	for _, m := range n.nodes {
+		m.objects.Script(fault.Rule{
+			Op: op, Prefix: prefix, Nth: 1 + r.IntN(3), Times: 1 + r.IntN(10), Do: f.do, Delay: some(r, 500*time.Millisecond),
+		})
+	}
+	time.Sleep(some(r, 500*time.Millisecond))
+	return "settling: " + f.name, nil
+}
+
 func (n *pairNemesis) rowFault(ctx context.Context, r *rand.Rand, m *member) (string, error) {
 	faults := []struct {
 		name string
@@ -197,7 +220,8 @@ func (n *pairNemesis) rowFault(ctx context.Context, r *rand.Rand, m *member) (st
 		{"own conflicts", metafault.OwnConflict, metafault.Write}, {"failures", metafault.FailBefore, metafault.Any}, {"slow", metafault.Delay, metafault.Any},
 	}
 	f := faults[r.IntN(len(faults))]
-	prefix := []string{"", "shard/", "head/", "chain/", "life/"}[r.IntN(5)]
+	prefixes := []string{"", "shard/", "head/", "chain/", "life/", "settled/", "directory/", "due/"}
+	prefix := prefixes[r.IntN(len(prefixes))]
 	m.rows.Script(metafault.Rule{
 		Op: f.op, Prefix: prefix, Nth: 1 + r.IntN(3), Times: 1 + r.IntN(10), Do: f.do, Back: 1 + r.IntN(2), Delay: some(r, 300*time.Millisecond),
 	})
@@ -298,6 +322,7 @@ func fightPair(t *testing.T, p plan, length time.Duration) {
 	r := rand.New(rand.NewPCG(seed(t), 0))
 	pair := startPair(t)
 	doors := pair.doors()
+	p.upkeep, p.alarms = pair.upkeep(), pair.alarms
 	p.run(t, r, doors, &pairNemesis{pair: pair, doors: doors}, length)
 	if p.report.of("append done") == 0 {
 		t.Error(errors.New("no append was acknowledged"))

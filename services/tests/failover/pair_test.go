@@ -21,7 +21,10 @@ import (
 	"github.com/nova-stream/nova/libs/objectstore/fault"
 	"github.com/nova-stream/nova/libs/objectstore/mem"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
+	"github.com/nova-stream/nova/services/index"
 	"github.com/nova-stream/nova/services/novad"
+	"github.com/nova-stream/nova/services/reaper"
+	"github.com/nova-stream/nova/services/settler"
 )
 
 const (
@@ -34,10 +37,21 @@ const (
 // stores, so what happens to one does not happen to the other.
 type pair struct {
 	t       *testing.T
+	alarms  *alarms
 	objects objectstore.Store
 	rows    *metafault.Store // only to be forked: nothing is done to it
 	network *local.Network
 	nodes   [2]*member
+}
+
+// upkeep sees the stores as no fault shows them.
+func (p *pair) upkeep() *upkeep {
+	p.t.Helper()
+	svc, err := index.New(index.Config{}, index.Deps{Store: p.rows})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return newUpkeep(indexpb.NewIndexServiceClient(direct{svc}), p.objects, true)
 }
 
 // member is one of a pair.
@@ -53,7 +67,8 @@ type member struct {
 
 func startPair(t *testing.T) *pair {
 	t.Helper()
-	p := &pair{t: t, objects: mem.New(), rows: metafault.New(metamem.New()), network: local.NewNetwork()}
+	alarms := listen(t)
+	p := &pair{t: t, alarms: alarms, objects: mem.New(), rows: metafault.New(metamem.New()), network: local.NewNetwork()}
 	t.Cleanup(func() {
 		for _, m := range p.nodes {
 			if m != nil && m.node != nil {
@@ -99,6 +114,16 @@ func (m *member) start(ctx context.Context) error {
 	cfg.ChainWriter.StuckAfter, cfg.ChainWriter.AttemptTimeout = 2*time.Second, 500*time.Millisecond
 	cfg.Sequencer.AppendTimeout = 2 * time.Second
 	cfg.Sequencer.IdleStream = 200 * time.Millisecond // so that streams leave and come back
+	// What is stored is settled and reclaimed while a round lasts.
+	cfg.Settler = settler.Config{
+		Interval: 100 * time.Millisecond, Probe: 50 * time.Millisecond, SettleAge: 200 * time.Millisecond,
+		SettleBytes: 16 << 10, SettleMemory: settler.MinSettleMemory, ReadGrace: 100 * time.Millisecond,
+	}
+	cfg.Reaper = reaper.Config{
+		Interval: 100 * time.Millisecond, Retry: 100 * time.Millisecond, LateAfter: 5 * time.Second, SealAfter: 2 * time.Second, Attempts: 1000,
+	}
+	cfg.Sequencer.SettledEvery, cfg.Reader.Young = 100*time.Millisecond, 10*time.Second
+	cfg.Sequencer.TailWindowBytes, cfg.Cache.Bytes = 64<<10, 1<<20 // so that readers go to the store
 	node, err := novad.Start(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return fmt.Errorf("start %s: %w", m.id, err)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -20,6 +21,10 @@ type report struct {
 	judged   int // operations
 	longest  time.Duration
 	rounds   int
+
+	settled, reclaimed int           // rounds in which slots were, while the clients were at work
+	records, stored    uint64        // verified, and of those settled
+	behind             time.Duration // the longest that it took to settle and reclaim the rest
 }
 
 func newReport() *report {
@@ -53,6 +58,45 @@ func (r *report) judgement(j *judgement) {
 	r.longest = max(r.longest, j.took)
 }
 
+// moved notes what happened to slots during a round.
+func (r *report) moved(before, after moved) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if after.settled > before.settled {
+		r.settled++
+	}
+	if after.reclaimed > before.reclaimed {
+		r.reclaimed++
+	}
+}
+
+func (r *report) verified(v *verified) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.records += v.records
+	r.stored += v.settled
+}
+
+func (r *report) caughtUp(d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.behind = max(r.behind, d)
+}
+
+// happened fails a run in which too little was settled, reclaimed or read from
+// where it is settled to show anything.
+func (r *report) happened(t *testing.T) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if least := (r.rounds*3 + 3) / 4; r.settled < least || r.reclaimed < least {
+		t.Errorf("of %d rounds, slots were settled during %d and reclaimed during %d", r.rounds, r.settled, r.reclaimed)
+	}
+	if r.stored == 0 || r.stored < r.records/2 {
+		t.Errorf("of %d records verified, %d were settled", r.records, r.stored)
+	}
+}
+
 // of returns how often a call had an outcome.
 func (r *report) of(what string) int {
 	r.mu.Lock()
@@ -66,6 +110,8 @@ func (r *report) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d rounds; operations: %s\n", r.rounds, table(r.calls))
 	fmt.Fprintf(&b, "faults: %s\n", table(r.faults))
+	fmt.Fprintf(&b, "settled during %d rounds, reclaimed during %d; the rest took %v at most; %d of %d records verified were settled\n",
+		r.settled, r.reclaimed, r.behind.Round(time.Millisecond), r.stored, r.records)
 	fmt.Fprintf(&b, "histories: %s, %d operations in them, the longest took %v to judge", table(r.verdicts), r.judged, r.longest.Round(time.Millisecond))
 	return b.String()
 }

@@ -24,6 +24,10 @@ type plan struct {
 	timeout  time.Duration // of a call
 	patience time.Duration // for the constellation to be whole after a round
 	search   time.Duration // for Porcupine, per history
+	upkeep   *upkeep       // of the constellation
+	alarms   *alarms       // nil: its logs are not heard
+	elder    *elder
+	former   []string // streams of the last round
 	report   *report
 }
 
@@ -53,9 +57,9 @@ func seed(t *testing.T) uint64 {
 func (p *plan) run(t *testing.T, r *rand.Rand, doors []*door, enemy nemesis, length time.Duration) {
 	t.Helper()
 	p.report = newReport()
-	defer func() { t.Log(p.report) }()
 	ctx := t.Context()
 	p.makeBucket(t, doors[0])
+	p.elder = newElder(fmt.Sprint("elder-", time.Now().UnixNano()))
 	began := time.Now()
 	for round := 0; round == 0 || time.Since(began) < length; round++ {
 		if !p.round(ctx, t, r, doors, enemy, round) {
@@ -63,9 +67,11 @@ func (p *plan) run(t *testing.T, r *rand.Rand, doors []*door, enemy nemesis, len
 		}
 		p.report.rounds++
 		if round%20 == 19 {
-			t.Logf("after %v: %v", time.Since(began).Round(time.Second), p.report)
+			p.tell(ctx, t, began)
 		}
 	}
+	p.tell(ctx, t, began)
+	p.report.happened(t)
 	// What nobody could judge proves nothing.
 	verdicts := p.report.verdicts
 	if n, all := verdicts[porcupine.Unknown], verdicts[porcupine.Ok]+verdicts[porcupine.Unknown]; n*10 > all {
@@ -106,27 +112,98 @@ func (p *plan) round(ctx context.Context, t *testing.T, r *rand.Rand, doors []*d
 	for _, c := range crowds {
 		c.start(&clients, r)
 	}
-	choices := rand.New(rand.NewPCG(r.Uint64(), 0))
+	before, err := p.upkeep.moved(ctx)
+	if err != nil {
+		t.Errorf("before the round: %v", err)
+	}
+	behind, stop := context.WithCancel(ctx)
+	defer stop()
+	var back sync.WaitGroup
+	defer back.Wait()
+	defer stop()
+	choices, hurried := rand.New(rand.NewPCG(r.Uint64(), 0)), rand.New(rand.NewPCG(r.Uint64(), 2))
+	back.Go(func() {
+		if err := p.upkeep.keepHurrying(behind, hurried, 3); err != nil {
+			t.Error(err)
+		}
+	})
 	fight.Go(func() { p.fight(ctx, t, choices, enemy, time.Now().Add(p.length)) })
+	fight.Go(func() { p.elder.grow(ctx, doors, time.Now().Add(p.length)) })
+	fight.Go(func() { p.forget(ctx, doors) })
 	clients.Wait()
 	fight.Wait()
+	stop()
+	back.Wait()
 	if t.Failed() {
 		return false
 	}
-	for _, c := range crowds {
-		if err := c.finish(ctx, r); err != nil {
-			t.Errorf("%s after the round, within %v: %v", c.stream, p.patience, err)
-			return false
-		}
+	after, err := p.upkeep.moved(ctx)
+	if err != nil {
+		t.Errorf("after the round: %v", err)
+	}
+	p.report.moved(before, after)
+	if err := p.end(ctx, r, doors, crowds); err != nil {
+		t.Errorf("after the round: %v", err)
 	}
 	for _, c := range crowds {
+		p.former = append(p.former, c.stream)
 		j := judge(c.all(), p.search)
 		p.report.judgement(&j)
 		if !j.good() {
 			t.Errorf("%s: %s\n%s%s\nall of it:\n%s", c.stream, j.result, lines(j.wrong), j.why, listing(c.all()))
 		}
 	}
+	if err := p.alarms.err(); err != nil {
+		t.Error(err)
+	}
 	return !t.Failed()
+}
+
+// end reads all streams when all is whole again, and once more when all of them
+// is settled and no slot is left; then everything is verified.
+func (p *plan) end(ctx context.Context, r *rand.Rand, doors []*door, crowds []*crowd) error {
+	for _, when := range []string{"whole", "settled"} {
+		for _, c := range crowds {
+			if err := c.finish(ctx, r); err != nil {
+				return fmt.Errorf("%s, when all is %s, within %v: %w", c.stream, when, p.patience, err)
+			}
+		}
+		if err := p.elder.check(ctx, doors[0], p.patience); err != nil {
+			return fmt.Errorf("the elder, when all is %s: %w", when, err)
+		}
+		if when == "settled" {
+			break
+		}
+		began := time.Now()
+		if err := p.upkeep.caughtUp(ctx, r, p.patience); err != nil {
+			return fmt.Errorf("not caught up within %v: %w", p.patience, err)
+		}
+		p.report.caughtUp(time.Since(began))
+	}
+	return p.verifyAll(ctx, doors[r.IntN(len(doors))])
+}
+
+// forget deletes most streams of the round before, while the next is on.
+func (p *plan) forget(ctx context.Context, doors []*door) {
+	var kept []string
+	for i, name := range p.former {
+		ctx, cancel := context.WithTimeout(ctx, p.timeout)
+		if _, err := doors[i%len(doors)].streams.DeleteStream(ctx, &novapb.DeleteStreamRequest{Bucket: bucket, Stream: name}); err != nil && !reason.Is(err, reason.StreamNotFound) {
+			kept = append(kept, name) // the next round tries again
+		}
+		cancel()
+	}
+	p.former = kept
+}
+
+// tell logs how it goes.
+func (p *plan) tell(ctx context.Context, t *testing.T, began time.Time) {
+	t.Helper()
+	census, err := p.upkeep.census(ctx)
+	if err != nil {
+		t.Errorf("census: %v", err)
+	}
+	t.Logf("after %v: %v\nkept: %s", time.Since(began).Round(time.Second), p.report, table(census))
 }
 
 // start starts the clients of a stream.
