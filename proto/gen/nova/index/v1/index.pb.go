@@ -3889,8 +3889,13 @@ type GetExportStateResponse struct {
 	// When the newest complete export began, milliseconds since the Unix epoch; 0:
 	// none is complete. May be an old read, like completed.
 	CompletedBegunAt int64 `protobuf:"varint,5,opt,name=completed_begun_at,json=completedBegunAt,proto3" json:"completed_begun_at,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The number of the oldest of the complete exports that are kept: a restore uses
+	// the newest, and the one before it if that is damaged. What was dead before this
+	// one began is needed by none of them. 0: none is complete. May be an old read,
+	// which is lower.
+	OldestKept    uint64 `protobuf:"varint,6,opt,name=oldest_kept,json=oldestKept,proto3" json:"oldest_kept,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetExportStateResponse) Reset() {
@@ -3954,6 +3959,13 @@ func (x *GetExportStateResponse) GetIntervalMs() int64 {
 func (x *GetExportStateResponse) GetCompletedBegunAt() int64 {
 	if x != nil {
 		return x.CompletedBegunAt
+	}
+	return 0
+}
+
+func (x *GetExportStateResponse) GetOldestKept() uint64 {
+	if x != nil {
+		return x.OldestKept
 	}
 	return 0
 }
@@ -4177,14 +4189,16 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x06due_id\x18\x03 \x01(\tR\x05dueId\x12)\n" +
 	"\x10expected_version\x18\x04 \x01(\x03R\x0fexpectedVersion\"\x13\n" +
 	"\x11DeleteDueResponse\"\x17\n" +
-	"\x15GetExportStateRequest\"\xb5\x01\n" +
+	"\x15GetExportStateRequest\"\xd6\x01\n" +
 	"\x16GetExportStateResponse\x12\x14\n" +
 	"\x05begun\x18\x01 \x01(\x04R\x05begun\x12\x1c\n" +
 	"\tcompleted\x18\x02 \x01(\x04R\tcompleted\x12\x18\n" +
 	"\aenabled\x18\x03 \x01(\bR\aenabled\x12\x1f\n" +
 	"\vinterval_ms\x18\x04 \x01(\x03R\n" +
 	"intervalMs\x12,\n" +
-	"\x12completed_begun_at\x18\x05 \x01(\x03R\x10completedBegunAt2\x94\x19\n" +
+	"\x12completed_begun_at\x18\x05 \x01(\x03R\x10completedBegunAt\x12\x1f\n" +
+	"\voldest_kept\x18\x06 \x01(\x04R\n" +
+	"oldestKept2\x94\x19\n" +
 	"\fIndexService\x12f\n" +
 	"\x11OpenConstellation\x12'.nova.index.v1.OpenConstellationRequest\x1a(.nova.index.v1.OpenConstellationResponse\x12H\n" +
 	"\aGetLife\x12\x1d.nova.index.v1.GetLifeRequest\x1a\x1e.nova.index.v1.GetLifeResponse\x12H\n" +

@@ -2352,7 +2352,10 @@ type Due struct {
 	From uint64 `protobuf:"varint,16,opt,name=from,proto3" json:"from,omitempty"`
 	// Since when the work has seen what it waits for to last, milliseconds since
 	// the Unix epoch; 0: it has not.
-	Since         int64 `protobuf:"varint,17,opt,name=since,proto3" json:"since,omitempty"`
+	Since int64 `protobuf:"varint,17,opt,name=since,proto3" json:"since,omitempty"`
+	// Number of the first export of the metadata that can begin after all that is to
+	// be deleted was seen to be dead: what older ones need stays. 0: it was not seen.
+	Export        uint64 `protobuf:"varint,18,opt,name=export,proto3" json:"export,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2502,6 +2505,13 @@ func (x *Due) GetFrom() uint64 {
 func (x *Due) GetSince() int64 {
 	if x != nil {
 		return x.Since
+	}
+	return 0
+}
+
+func (x *Due) GetExport() uint64 {
+	if x != nil {
+		return x.Export
 	}
 	return 0
 }
@@ -2710,7 +2720,7 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
 	"\tstream_id\x18\x03 \x01(\tR\bstreamId\x12\x14\n" +
 	"\x05shard\x18\x04 \x01(\rR\x05shard\x12\x18\n" +
-	"\aattempt\x18\x05 \x01(\tR\aattempt\"\xcc\x03\n" +
+	"\aattempt\x18\x05 \x01(\tR\aattempt\"\xe4\x03\n" +
 	"\x03Due\x12\x15\n" +
 	"\x06due_id\x18\x01 \x01(\tR\x05dueId\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12\x0e\n" +
@@ -2729,7 +2739,8 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\x04refs\x18\x0e \x03(\v2\x12.nova.index.v1.RefR\x04refs\x12,\n" +
 	"\x05pages\x18\x0f \x03(\v2\x16.nova.index.v1.RefPageR\x05pages\x12\x12\n" +
 	"\x04from\x18\x10 \x01(\x04R\x04from\x12\x14\n" +
-	"\x05since\x18\x11 \x01(\x03R\x05since*j\n" +
+	"\x05since\x18\x11 \x01(\x03R\x05since\x12\x16\n" +
+	"\x06export\x18\x12 \x01(\x04R\x06export*j\n" +
 	"\tLifeState\x12\x1a\n" +
 	"\x16LIFE_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fLIFE_STATE_LIVE\x10\x01\x12\x17\n" +
