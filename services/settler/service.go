@@ -34,6 +34,7 @@ type Service struct {
 	log      *slog.Logger
 	now      func() time.Time
 	metrics  *metrics
+	began    time.Time
 	workers  chan struct{} // a token per chain worked on
 	engine   *engine
 	settlers chan struct{} // a token per chain that is being settled
@@ -62,7 +63,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, fmt.Errorf("settler: %w", err)
 	}
 	s := &Service{
-		cfg: cfg, chains: chains, index: deps.Index, registry: deps.Registry, log: deps.Log, now: deps.Now,
+		cfg: cfg, chains: chains, index: deps.Index, registry: deps.Registry, log: deps.Log, now: deps.Now, began: deps.Now(),
 		workers: make(chan struct{}, cfg.Workers), settlers: make(chan struct{}, settlesAtOnce),
 		tracked: map[string]*tracked{}, settling: map[string]chan struct{}{},
 	}
@@ -237,13 +238,20 @@ func status(err error) error {
 func (s *Service) GetProgress(context.Context, *settlerpb.GetProgressRequest) (*settlerpb.GetProgressResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := &settlerpb.GetProgressResponse{SettledBytes: s.metrics.settledBytes.Load(), WrittenBytes: s.metrics.writtenBytes.Load()}
+	out := &settlerpb.GetProgressResponse{SettledBytes: s.metrics.settledBytes.Load(), WrittenBytes: s.metrics.writtenBytes.Load(), Since: s.began.UnixMilli()}
 	for id, t := range s.tracked {
 		bytes, since := t.unsettled()
-		out.Chains = append(out.Chains, &settlerpb.ChainProgress{
+		p := &settlerpb.ChainProgress{
 			ChainId: id, AbsorbedTo: uint64(t.from), Backlog: t.backlog(), SettledTo: uint64(t.settled),
 			UnsettledBytes: bytes, UnsettledSince: since, Blocked: t.blocked,
-		})
+		}
+		if !t.waits.IsZero() {
+			p.BacklogSince = t.waits.UnixMilli()
+		}
+		if p.GetBlocked() == "" {
+			p.Blocked = t.stuck
+		}
+		out.Chains = append(out.Chains, p)
 	}
 	slices.SortFunc(out.Chains, func(a, b *settlerpb.ChainProgress) int { return strings.Compare(a.GetChainId(), b.GetChainId()) })
 	return out, nil

@@ -26,6 +26,8 @@ type tracked struct {
 	looked   time.Time   // when slots below a full window were looked for last
 	next     time.Time   // when to look again
 	failures int         // in a row
+	waits    time.Time   // since when there was always a backlog; zero: there is none
+	stuck    string      // why it is not absorbed any further
 
 	settled        stream.Slot // settled_to, as last known
 	surveyed       stream.Slot // directories below it are known
@@ -41,6 +43,16 @@ func (t *tracked) backlog() uint64 {
 		return uint64(end - t.from)
 	}
 	return 0
+}
+
+// waiting notes whether there is a backlog. Called with the service's mu held,
+// whenever that may have changed.
+func (t *tracked) waiting(now time.Time) {
+	if t.backlog() == 0 {
+		t.waits = time.Time{}
+	} else if t.waits.IsZero() {
+		t.waits = now
+	}
 }
 
 // track makes tracked what a listing found.
@@ -67,6 +79,7 @@ func (s *Service) track(needed map[string]*indexpb.Chain) {
 		if c.GetState() != indexpb.ChainState_CHAIN_STATE_OPEN && !t.sealed {
 			t.sealed, t.cut, t.next = true, stream.Slot(c.GetCut()), time.Time{}
 		}
+		t.waiting(s.now())
 	}
 }
 
@@ -109,6 +122,7 @@ func (s *Service) look(ctx context.Context, t *tracked) {
 		if !whole {
 			t.seen = from + chain.Window
 		}
+		t.waiting(s.now())
 		s.mu.Unlock()
 		var to stream.Slot
 		to, err = s.chains.Absorb(ctx, t.id)
@@ -128,10 +142,11 @@ func (s *Service) look(ctx context.Context, t *tracked) {
 		pause := min(s.cfg.Interval<<min(t.failures, 10), maxPause)
 		t.failures++
 		t.next = now.Add(pause)
+		t.stuck = "absorbing fails: " + err.Error()
 		s.failed(ctx, t, err, pause)
 		return
 	}
-	t.failures = 0
+	t.failures, t.stuck = 0, ""
 	t.next = now.Add(s.cfg.Interval)
 	if t.active {
 		t.next = now.Add(s.cfg.Probe)
@@ -157,6 +172,7 @@ func (s *Service) absorbed(ctx context.Context, name string, to stream.Slot) {
 	}
 	s.metrics.absorbed.Add(ctx, int64(to-t.from))
 	t.from = to
+	t.waiting(s.now())
 }
 
 // load returns what this settler looks after.
