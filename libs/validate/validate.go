@@ -25,7 +25,7 @@ const (
 	// MaxTimestamp is the end of the year 9999, in milliseconds: every timestamp
 	// can be written as RFC 3339.
 	MaxTimestamp = 253_402_300_799_999
-	// MaxNodeID limits node and token ids, in bytes.
+	// MaxNodeID limits node and token ids, and names of queues, in bytes.
 	MaxNodeID = 255
 	// MaxScopes limits each list of a token's scope.
 	MaxScopes = 100
@@ -107,6 +107,12 @@ func admin(m proto.Message) error {
 		return first(maxBytes("start_after", r.GetStartAfter(), MaxNodeID), atMost("limit", uint64(r.GetLimit()), MaxListLimit))
 	case *novapb.RevokeTokenRequest:
 		return id("token_id", r.GetTokenId())
+	case *novapb.GetBackgroundRequest:
+		return first(ulid("start_after", r.GetStartAfter()), atMost("limit", uint64(r.GetLimit()), MaxListLimit))
+	case *novapb.ListDeadLettersRequest:
+		return first(maxBytes("queue", r.GetQueue(), MaxNodeID), text("queue", r.GetQueue()), atMost("limit", uint64(r.GetLimit()), MaxListLimit))
+	case *novapb.ReviveDeadLetterRequest:
+		return first(id("queue", r.GetQueue()), ulid("due_id", r.GetDueId()))
 	}
 	return nil
 }

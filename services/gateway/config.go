@@ -44,6 +44,11 @@ type Nodes interface {
 	Node(n discovery.Node) (nodepb.NodeServiceClient, error)
 }
 
+// Connections reaches a node at its address.
+type Connections interface {
+	Address(address string) (grpc.ClientConnInterface, error)
+}
+
 // Deps are what a gateway works with.
 type Deps struct {
 	Index    indexpb.IndexServiceClient
@@ -51,5 +56,6 @@ type Deps struct {
 	Readers  grpc.ClientConnInterface
 	Registry Registry
 	Nodes    Nodes
+	Conns    Connections
 	Log      *slog.Logger
 }

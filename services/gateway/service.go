@@ -34,6 +34,7 @@ type Service struct {
 	verify   readerpb.ReaderServiceClient
 	registry Registry
 	nodes    Nodes
+	conns    Connections
 	log      *slog.Logger
 
 	running context.Context // ends when a stop begins: see stop.go
@@ -44,8 +45,8 @@ type Service struct {
 
 // New returns a gateway.
 func New(cfg Config, deps Deps) (*Service, error) {
-	if deps.Index == nil || deps.Router == nil || deps.Readers == nil || deps.Registry == nil || deps.Nodes == nil {
-		return nil, errors.New("gateway: index, router, readers, registry and nodes are needed")
+	if deps.Index == nil || deps.Router == nil || deps.Readers == nil || deps.Registry == nil || deps.Nodes == nil || deps.Conns == nil {
+		return nil, errors.New("gateway: index, router, readers, registry, nodes and connections are needed")
 	}
 	if cfg.Patience == 0 {
 		cfg.Patience = 45 * time.Second
@@ -59,7 +60,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s := &Service{
 		cfg: cfg, index: deps.Index, names: catalog.NewNames(catalog.New(deps.Index)), router: deps.Router,
 		read: novapb.NewReadServiceClient(deps.Readers), verify: readerpb.NewReaderServiceClient(deps.Readers),
-		registry: deps.Registry, nodes: deps.Nodes, log: deps.Log,
+		registry: deps.Registry, nodes: deps.Nodes, conns: deps.Conns, log: deps.Log,
 	}
 	s.leaders = novapb.NewAppendServiceClient(deps.Router.Leaders(s.names))
 	s.running, s.stop = context.WithCancel(context.Background())

@@ -24,7 +24,7 @@ func main() {
 		Run: func(ctx context.Context) error {
 			return s.Run(ctx, func(_ context.Context, p *node.Process, _ string) (node.Part, error) {
 				return gateway.New(cfg, gateway.Deps{
-					Index: p.Index, Router: p.Router, Readers: p.Pool.Service(discovery.Reader), Registry: p.Registry, Nodes: p, Log: p.Log,
+					Index: p.Index, Router: p.Router, Readers: p.Pool.Service(discovery.Reader), Registry: p.Registry, Nodes: p, Conns: p.Pool, Log: p.Log,
 				})
 			})
 		},
