@@ -7,6 +7,7 @@
 package constellation
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,14 +26,16 @@ type Constellation struct {
 	dir     string
 	up      []string // how it was started
 	where   map[string]string
+	seen    map[string]int // bytes of logs, by file
 
 	guard *exec.Cmd
 	hold  *os.File // the guard acts when this closes
 }
 
 // Start builds the programs and starts a constellation in a new temporary
-// directory; flags are those of deploy/local/up. Stop should follow.
-func Start(ctx context.Context, flags ...string) (_ *Constellation, err error) {
+// directory; flags are those of deploy/local/up, more are those of programs, by
+// name: see Shared. Stop should follow.
+func Start(ctx context.Context, more map[string][]string, flags ...string) (_ *Constellation, err error) {
 	root, err := repository()
 	if err != nil {
 		return nil, err
@@ -41,7 +44,7 @@ func Start(ctx context.Context, flags ...string) (_ *Constellation, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Constellation{scripts: filepath.Join(root, "deploy", "local"), dir: dir}
+	c := &Constellation{scripts: filepath.Join(root, "deploy", "local"), dir: dir, seen: map[string]int{}}
 	if err := c.startGuard(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -59,11 +62,28 @@ func Start(ctx context.Context, flags ...string) (_ *Constellation, err error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go build: %w\n%s", err, out)
 	}
+	for program, flags := range more {
+		if err := c.wrap(bin, program, flags); err != nil {
+			return nil, err
+		}
+	}
 	c.up = append([]string{"--dir", dir, "--bin", bin}, flags...)
 	if err := c.Up(ctx); err != nil {
 		return nil, err
 	}
 	return c, c.readEndpoints()
+}
+
+// wrap puts a script in a program's place, which becomes that program with more
+// flags.
+func (c *Constellation) wrap(bin, program string, flags []string) error {
+	file := filepath.Join(bin, program)
+	if err := os.Rename(file, file+".bin"); err != nil {
+		return err
+	}
+	script := fmt.Sprintf("#!/usr/bin/env bash\nsource '%s'\nexec '%s' \"$@\" %s\n",
+		filepath.Join(c.dir, "run", "endpoints.env"), file+".bin", strings.Join(flags, " "))
+	return os.WriteFile(file, []byte(script), 0o700)
 }
 
 // repository is the folder that holds deploy/local, above the present one.
@@ -193,6 +213,30 @@ func (c *Constellation) Who(address string) string {
 		}
 	}
 	return ""
+}
+
+// Errors are the lines of all logs at level error that no one has seen who called
+// it before.
+func (c *Constellation) Errors() ([]string, error) {
+	logs, err := filepath.Glob(filepath.Join(c.dir, "run", "logs", "*.log"))
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, file := range logs {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		whole := bytes.LastIndexByte(text, '\n') + 1
+		for line := range strings.Lines(string(text[min(c.seen[file], whole):whole])) {
+			if strings.Contains(line, " level=ERROR ") {
+				found = append(found, filepath.Base(file)+": "+line)
+			}
+		}
+		c.seen[file] = whole
+	}
+	return found, nil
 }
 
 // Said returns the last n bytes of each log, for people.

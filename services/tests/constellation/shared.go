@@ -11,6 +11,9 @@ import (
 type Shared struct {
 	// Flags are those of deploy/local/up.
 	Flags []string
+	// More are flags of programs, by the program's name. They are words of a shell
+	// that knows what is in run/endpoints.env.
+	More map[string][]string
 
 	once sync.Once
 	c    *Constellation
@@ -21,7 +24,7 @@ type Shared struct {
 // output.
 func (s *Shared) For(t *testing.T) *Constellation {
 	t.Helper()
-	s.once.Do(func() { s.c, s.err = Start(context.Background(), s.Flags...) })
+	s.once.Do(func() { s.c, s.err = Start(context.Background(), s.More, s.Flags...) })
 	if s.err != nil {
 		t.Fatal(s.err)
 	}

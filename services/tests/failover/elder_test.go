@@ -23,9 +23,14 @@ type elder struct {
 	next   uint64 // tail, as last told
 }
 
+// elderKeeps is how many records it keeps at least: many enough for pages of refs.
+const elderKeeps = 2500
+
 func newElder(stream string) *elder { return &elder{stream: stream, acked: map[uint64]int{}} }
 
-func (e *elder) body(n int) string { return fmt.Sprintf("%s %d %s", e.stream, n, strings.Repeat("y", n%300)) }
+func (e *elder) body(n int) string {
+	return fmt.Sprintf("%s %d %s", e.stream, n, strings.Repeat("y", n%300))
+}
 
 // grow appends until the time is over. It trims now and then.
 func (e *elder) grow(ctx context.Context, doors []*door, until time.Time) {
@@ -44,8 +49,8 @@ func (e *elder) grow(ctx context.Context, doors []*door, until time.Time) {
 			e.acked[res.GetAck().GetFirstSeq()] = n
 			e.next = res.GetAck().GetNextSeq()
 		}
-		if n%50 == 49 && e.next > 150 {
-			seq := max(e.trim, e.next-150)
+		if n%elderKeeps == elderKeeps-1 && e.next > elderKeeps {
+			seq := max(e.trim, e.next-elderKeeps)
 			if _, err := d.appends.Trim(call, &novapb.TrimRequest{Bucket: bucket, Stream: e.stream, Seq: seq}); err == nil {
 				e.trim = seq
 			}

@@ -49,6 +49,8 @@ func (d direct) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.Cal
 
 // alarms keeps what logs say that must never be said.
 type alarms struct {
+	more func() ([]string, error) // nil: what is heard is all
+
 	mu   sync.Mutex
 	said []string
 }
@@ -59,7 +61,7 @@ var harmless = []string{"a chain that broke cannot be sealed yet"}
 // heard notes the errors in what was logged.
 func (a *alarms) heard(text string) {
 	for line := range strings.Lines(text) {
-		if !strings.Contains(line, "level=ERROR") || slices.ContainsFunc(harmless, func(h string) bool { return strings.Contains(line, h) }) {
+		if !strings.Contains(line, " level=ERROR ") || slices.ContainsFunc(harmless, func(h string) bool { return strings.Contains(line, h) }) {
 			continue
 		}
 		a.mu.Lock()
@@ -70,8 +72,12 @@ func (a *alarms) heard(text string) {
 
 // err tells the alarms.
 func (a *alarms) err() error {
-	if a == nil {
-		return nil
+	if a.more != nil {
+		lines, err := a.more()
+		if err != nil {
+			return err
+		}
+		a.heard(strings.Join(lines, ""))
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -25,7 +25,7 @@ type plan struct {
 	patience time.Duration // for the constellation to be whole after a round
 	search   time.Duration // for Porcupine, per history
 	upkeep   *upkeep       // of the constellation
-	alarms   *alarms       // nil: its logs are not heard
+	alarms   *alarms       // of its logs
 	elder    *elder
 	former   []string // streams of the last round
 	report   *report

@@ -30,8 +30,12 @@ func (n *splitNemesis) hurt(ctx context.Context, r *rand.Rand) (string, error) {
 	}
 	some := services[r.IntN(len(services))]
 	// Those that decide are hurt most.
-	if r.IntN(2) == 0 {
+	behind := []string{"settler-1", "settler-2", "reaper-1", "reaper-2"}[r.IntN(4)]
+	switch r.IntN(5) {
+	case 0, 1:
 		some = n.important(ctx, r)
+	case 2:
+		some = behind
 	}
 	switch r.IntN(10) {
 	case 0, 1, 2:
@@ -41,7 +45,9 @@ func (n *splitNemesis) hurt(ctx context.Context, r *rand.Rand) (string, error) {
 		n.dead = some
 		return "stop " + kindOf(some), n.Down(ctx, some)
 	case 4, 5:
-		some = n.important(ctx, r)
+		if some = behind; r.IntN(3) > 0 {
+			some = n.important(ctx, r)
+		}
 		if n.frozen = some; r.IntN(2) == 0 {
 			if err := n.Freeze(some); err != nil {
 				return "freeze " + kindOf(some), err

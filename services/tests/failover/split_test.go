@@ -2,9 +2,11 @@ package failover
 
 import (
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 
+	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/services/tests/constellation"
 )
 
@@ -12,7 +14,23 @@ import (
 const splitLease = 3 * time.Second
 
 // split is the one constellation of separate processes that the tests share.
-var split = constellation.Shared{Flags: []string{"--lease-ttl", splitLease.String(), "--gateways", "2"}}
+// What is stored is settled and reclaimed soon, and exported meanwhile.
+var split = constellation.Shared{
+	Flags: []string{"--lease-ttl", splitLease.String(), "--gateways", "2", "--settlers", "2", "--reapers", "2"},
+	More: map[string][]string{
+		"nova-settler": {"--settle-age", "1s", "--settle-mib", "1", "--settle-memory-mib", "64", "--read-grace", "1s"},
+		"nova-reaper":  {"--read-grace", "1s"},
+		"nova-index":   {"--export-interval", exportInterval(), "--s3-bucket", "$S3_BUCKET", "--s3-endpoint", "$S3_ENDPOINT", "--s3-path-style"},
+	},
+}
+
+// exportInterval is NOVA_EXPORTS, if that is set.
+func exportInterval() string {
+	if text := os.Getenv("NOVA_EXPORTS"); text != "" {
+		return text
+	}
+	return "0"
+}
 
 // splitDoors opens both gateways.
 func splitDoors(t *testing.T, c *constellation.Constellation) []*door {
@@ -43,11 +61,23 @@ func TestSplitKeepsItsWord(t *testing.T) {
 	fightSplit(t, splitPlan, 18*time.Second)
 }
 
+// splitUpkeep sees what an index tells.
+func splitUpkeep(t *testing.T, c *constellation.Constellation) *upkeep {
+	t.Helper()
+	d, err := openDoor(c.Endpoint("NOVA_INDEX_1_GRPC"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.conn.Close() })
+	return newUpkeep(indexpb.NewIndexServiceClient(d.conn), nil, false)
+}
+
 func fightSplit(t *testing.T, p plan, length time.Duration) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed(t), 0))
 	c := split.For(t)
 	doors := splitDoors(t, c)
+	p.upkeep, p.alarms = splitUpkeep(t, c), &alarms{more: c.Errors}
 	p.run(t, r, doors, &splitNemesis{Constellation: c, doors: doors}, length)
 	if p.report.of("append done") == 0 {
 		t.Error("no append was acknowledged")
