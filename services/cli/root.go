@@ -134,7 +134,7 @@ func (a *app) root() *cobra.Command {
 	f.StringVar(&a.configFile, "config", "", "YAML file of flags; unknown keys fail")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.settings(cmd) }
 	root.AddCommand(a.bucketCommand(), a.streamCommand(), a.appendCommand(), a.readCommand(), a.tailCommand(), a.checkTailCommand(),
-		a.trimCommand(), a.fenceCommand(), a.verifyCommand(), a.fleetCommand(), a.nodeCommand(), a.shardCommand(), a.chainCommand(), a.tokenCommand(), a.benchCommand(), a.printConfigCommand())
+		a.trimCommand(), a.fenceCommand(), a.verifyCommand(), a.fleetCommand(), a.nodeCommand(), a.shardCommand(), a.chainCommand(), a.backgroundCommand(), a.tokenCommand(), a.benchCommand(), a.printConfigCommand())
 	return root
 }
 

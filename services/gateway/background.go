@@ -236,5 +236,9 @@ func (s *Service) reviveBy(ctx context.Context, req *reaperpb.ReviveRequest) (*r
 		}
 		s.log.WarnContext(ctx, "a reaper does not revive", "node", n.ID, "err", err)
 	}
+	switch reason.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Unknown:
+		return nil, reason.New(codes.Unavailable, reason.NodeUnavailable, "no reaper could put it back, or not all of it; asking again is safe")
+	}
 	return nil, err
 }

@@ -251,6 +251,53 @@ func (s *Server) ListChains(context.Context, *novapb.ListChainsRequest) (*novapb
 	return &novapb.ListChainsResponse{Chains: []*novapb.ChainInfo{{ChainId: "c", State: "open", Address: "127.0.0.1:2"}}}, nil
 }
 
+// GetBackground returns Background, or what an empty constellation is.
+func (s *Server) GetBackground(_ context.Context, r *novapb.GetBackgroundRequest) (*novapb.GetBackgroundResponse, error) {
+	if err := check(r); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.Background == nil {
+		return &novapb.GetBackgroundResponse{Now: s.now().UnixMilli(), Totals: &novapb.BackgroundTotals{}, Export: &novapb.BackgroundExport{}}, nil
+	}
+	return s.Background, nil
+}
+
+// ListDeadLetters returns those of DeadLetters that are of the queue.
+func (s *Server) ListDeadLetters(_ context.Context, r *novapb.ListDeadLettersRequest) (*novapb.ListDeadLettersResponse, error) {
+	if err := check(r); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := &novapb.ListDeadLettersResponse{}
+	for _, l := range s.DeadLetters {
+		if r.GetQueue() == "" || r.GetQueue() == l.GetQueue() {
+			out.Letters = append(out.Letters, l)
+		}
+	}
+	return out, nil
+}
+
+// ReviveDeadLetter removes one of DeadLetters: the first of the queue, or the one
+// that is named.
+func (s *Server) ReviveDeadLetter(_ context.Context, r *novapb.ReviveDeadLetterRequest) (*novapb.ReviveDeadLetterResponse, error) {
+	if err := check(r); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.DeadLetters, func(l *novapb.DeadLetter) bool {
+		return l.GetQueue() == r.GetQueue() && (r.GetDueId() == "" || r.GetDueId() == l.GetDueId())
+	})
+	if i < 0 {
+		return &novapb.ReviveDeadLetterResponse{}, nil
+	}
+	s.DeadLetters = slices.Delete(s.DeadLetters, i, i+1)
+	return &novapb.ReviveDeadLetterResponse{Revived: 1}, nil
+}
+
 // Verify reports the Findings on the first stream that the request names.
 func (s *Server) Verify(r *novapb.VerifyRequest, srv novapb.AdminService_VerifyServer) error {
 	return srv.Send(&novapb.VerifyResponse{Bucket: r.GetBucket(), Stream: r.GetStream(), StreamId: "id", Records: uint64(len(s.Records(r.GetBucket(), r.GetStream()))), Findings: s.Findings, Done: true})

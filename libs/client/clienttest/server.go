@@ -59,6 +59,10 @@ type Server struct {
 
 	// Findings are what Verify reports.
 	Findings []*novapb.VerifyFinding
+	// Background is what GetBackground returns.
+	Background *novapb.GetBackgroundResponse
+	// DeadLetters are what was set aside.
+	DeadLetters []*novapb.DeadLetter
 	// Opened counts the append sessions that were opened.
 	Opened int
 	// Duplicates counts the batches that came again.

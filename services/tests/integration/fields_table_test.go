@@ -121,6 +121,18 @@ var (
 		},
 		good: []any{x(validate.MaxNodeID)},
 	}
+	// An id that something may have, or not.
+	afterID = field{bad: []badValue{{what: "not a ULID", value: "x", limit: "26"}, {what: "not base 32", value: strings.Repeat("U", 26), limit: "26"}}, good: []any{otherID, ""}}
+	// The name of a queue of due markers.
+	queueName = field{
+		bad: []badValue{
+			{what: "absent", value: "", limit: "empty"},
+			{what: "long", value: x(validate.MaxNodeID + 1), limit: "255"},
+			{what: "NUL", value: "a\x00", limit: "U+0000"},
+			{what: "unknown", value: "dead-reclaim", limit: "reclaim, retention"},
+		},
+		good: []any{"bucket", "unref"},
+	}
 )
 
 // otherID is no stream's.
@@ -264,8 +276,7 @@ var fieldTable = map[string]methodFields{
 	"AdminService/ListChains": {
 		base: func(target, string) proto.Message { return &novapb.ListChainsRequest{} },
 		fields: map[string]field{
-			"start_after": {bad: []badValue{{what: "not a ULID", value: "x", limit: "26"}}, good: []any{otherID}},
-			"limit":       listLimit,
+			"start_after": afterID, "limit": listLimit,
 		},
 	},
 	"AdminService/Verify": {
@@ -302,6 +313,18 @@ var fieldTable = map[string]methodFields{
 		missing: "tokens",
 		base:    func(target, string) proto.Message { return &novapb.RevokeTokenRequest{TokenId: "t"} },
 		fields:  map[string]field{"token_id": nodeID},
+	},
+	"AdminService/GetBackground": {
+		base:   func(target, string) proto.Message { return &novapb.GetBackgroundRequest{} },
+		fields: map[string]field{"start_after": afterID, "limit": listLimit},
+	},
+	"AdminService/ListDeadLetters": {
+		base:   func(target, string) proto.Message { return &novapb.ListDeadLettersRequest{} },
+		fields: map[string]field{"queue": {bad: queueName.bad[1:], good: append([]any{""}, queueName.good...)}, "limit": listLimit},
+	},
+	"AdminService/ReviveDeadLetter": {
+		base:   func(target, string) proto.Message { return &novapb.ReviveDeadLetterRequest{Queue: "reclaim"} },
+		fields: map[string]field{"queue": queueName, "due_id": afterID},
 	},
 }
 

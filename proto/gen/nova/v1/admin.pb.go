@@ -1942,9 +1942,10 @@ type BackgroundTotals struct {
 	// came to nothing included.
 	SettledWrittenBytes uint64 `protobuf:"varint,6,opt,name=settled_written_bytes,json=settledWrittenBytes,proto3" json:"settled_written_bytes,omitempty"`
 	// (transit_written_bytes + settled_written_bytes) / appended_bytes: bytes written
-	// for a byte that was appended. Directories, exports and rows are not in it. It
-	// means little soon after a start, or when the processes started at different
-	// times. 0: not known, since nothing was appended or a process did not answer.
+	// for a byte that was appended. What is written is compressed, so it may be below
+	// 1. Directories, exports and rows are not in it. It means little soon after a
+	// start, or when the processes started at different times. 0: not known, since
+	// nothing was appended or a process did not answer.
 	WriteAmplification float64 `protobuf:"fixed64,7,opt,name=write_amplification,json=writeAmplification,proto3" json:"write_amplification,omitempty"`
 	// Committed slots that are not absorbed yet.
 	BacklogSlots uint64 `protobuf:"varint,8,opt,name=backlog_slots,json=backlogSlots,proto3" json:"backlog_slots,omitempty"`
