@@ -36,7 +36,8 @@ type Config struct {
 	SettleMemory int64
 	// SettleRate limits the bytes of slots that are read per second; 0: no limit.
 	SettleRate int64
-	// RewriteRuns is how many small runs of a stream become one; below 2: none do.
+	// RewriteRuns is how many small runs of a stream become one, default 16;
+	// below 2: none do.
 	RewriteRuns int
 	// ReadGrace is how long a reader may need what is replaced, default 10 min.
 	ReadGrace time.Duration
@@ -84,6 +85,9 @@ func (c Config) withDefaults() Config {
 	set(&c.ReadGrace, 10*time.Minute)
 	if c.Workers == 0 {
 		c.Workers = 8
+	}
+	if c.RewriteRuns == 0 {
+		c.RewriteRuns = 16
 	}
 	if c.SettleBytes == 0 {
 		c.SettleBytes = 1 << 30

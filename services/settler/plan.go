@@ -323,10 +323,10 @@ func (p *plan) next(ctx context.Context, load history.Load, chain string) (next 
 			err = history.Append(next, r.ref())
 		}
 	}
-	if err != nil && p.rewrite != nil {
-		return nil, nil, nil, fmt.Errorf("%w: %w", errRewrite, err)
-	}
 	if errors.Is(err, history.ErrBroken) || errors.Is(err, history.ErrCorrupt) {
+		if p.rewrite != nil {
+			return nil, nil, nil, fmt.Errorf("%w: %w", errRewrite, err)
+		}
 		err = &errLog{cause: err}
 	}
 	return next, dead, deadPages, err

@@ -31,17 +31,20 @@ func (p *process) slow(seed uint64) {
 }
 
 // I2, I6, I11: two settlers at one chain at the same time, of which one may die.
-func TestTwoSettlersAtOnce(t *testing.T) {
-	for seed := range uint64(80) {
+func TestTwoSettlersAtOnce(t *testing.T) { twoAtOnce(t, Config{}, 80, (*world).story) }
+
+func twoAtOnce(t *testing.T, cfg Config, seeds uint64, prepare func(w *world)) {
+	t.Helper()
+	for seed := range seeds {
 		if t.Failed() {
 			return
 		}
 		in(t, fmt.Sprintf("seed %d", seed), func(w *world) {
-			w.story()
+			prepare(w)
 			r := rand.New(rand.NewPCG(seed, 1))
 			var work sync.WaitGroup
 			for i := range uint64(2) {
-				p := w.process(Config{})
+				p := w.process(cfg)
 				p.slow(10*seed + i)
 				if i == 0 && seed%2 == 0 {
 					p.rows.KillAt(1+r.IntN(150), metafault.When(r.IntN(2)))
@@ -58,7 +61,7 @@ func TestTwoSettlersAtOnce(t *testing.T) {
 			}
 			work.Wait()
 			w.check()
-			if err := w.process(Config{}).settleAll(w.ctx, w); err != nil {
+			if err := w.process(cfg).settleAll(w.ctx, w); err != nil {
 				w.t.Errorf("the last settler: %v", err)
 			}
 			w.wantSettled()
@@ -72,7 +75,10 @@ type failing struct{ *rapid.T }
 
 // I1, I2, I11: whatever leaders write and in whatever order it is settled, by
 // settlers that die and meet failures, every record is found again.
-func TestAnyHistory(t *testing.T) {
+func TestAnyHistory(t *testing.T) { anyHistory(t, Config{}) }
+
+func anyHistory(t *testing.T, cfg Config) {
+	t.Helper()
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, func() {
 			w := newWorld(context.Background(), failing{rt})
@@ -119,7 +125,7 @@ func TestAnyHistory(t *testing.T) {
 						w.lead(n, chains[k])
 					}
 				default:
-					p := w.process(Config{})
+					p := w.process(cfg)
 					n := rapid.IntRange(1, 100).Draw(rt, "call")
 					switch rapid.IntRange(0, 4).Draw(rt, "what happens") {
 					case 0:
@@ -142,7 +148,7 @@ func TestAnyHistory(t *testing.T) {
 				c.absorb()
 			}
 			w.check()
-			if err := w.process(Config{}).settleAll(w.ctx, w); err != nil {
+			if err := w.process(cfg).settleAll(w.ctx, w); err != nil {
 				rt.Fatalf("the last settler: %v", err)
 			}
 			w.wantSettled()

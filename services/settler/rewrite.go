@@ -28,7 +28,7 @@ import (
 // RewriteRuns.
 //
 // Rewriting saves; it is never needed. Whatever is in its way, the stream is
-// settled without it.
+// settled without it, and the next span tries again.
 
 const (
 	// rewriteBytes is from which size on a run stays as it is.
@@ -80,12 +80,32 @@ func (s *span) rewritten(p *plan) *rewrite {
 	return found
 }
 
-// rewrite plans to rewrite what is to be.
+// allowance is what a span may still rewrite.
+type allowance struct{ bytes, runs int64 }
+
+// allow sets it: several times what the span adds, which is more than is needed
+// in the long run. So streams that began together and grow alike do not hold up
+// the span in which all of them have enough runs; some wait for the next.
+func (s *span) allow(streams int) {
+	const times, bytes, runs = 4, 64 << 20, 1000
+	s.allowance = allowance{bytes + times*int64(s.bytes), runs + times*int64(streams)}
+}
+
+// rewrite plans to rewrite what is to be, if the span may.
 func (s *span) rewrite(p *plan) {
-	if p.rewrite = s.rewritten(p); p.rewrite != nil {
-		p.bytes += p.rewrite.bytes
-		p.weight += p.rewrite.bytes
+	r := s.rewritten(p)
+	if r == nil {
+		return
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	left := allowance{s.allowance.bytes - r.bytes, s.allowance.runs - int64(len(r.refs))}
+	if left.bytes < 0 || left.runs < 0 {
+		return
+	}
+	s.allowance, p.rewrite = left, r
+	p.bytes += r.bytes
+	p.weight += r.bytes
 }
 
 // errOldGone means that an object that a head names is gone: the head is an old

@@ -667,7 +667,7 @@ func TestTrimDropsRefs(t *testing.T) {
 func TestHistoryOfManySpans(t *testing.T) {
 	one(t, func(t *testing.T, w *world, c *written) {
 		l := w.open("first")
-		p := w.process(Config{})
+		p := w.process(Config{RewriteRuns: -1})
 		for i := range 1200 {
 			l.append(1, 10)
 			c.absorb()

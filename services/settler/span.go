@@ -27,8 +27,9 @@ type span struct {
 	windows  []window
 	bytes    uint64 // of its entries
 
-	mu   sync.Mutex
-	pins []*indexpb.ChainPin // of quarantined streams, in any order
+	mu        sync.Mutex
+	pins      []*indexpb.ChainPin // of quarantined streams, in any order
+	allowance allowance           // of what is rewritten
 }
 
 // window is one directory of the span.
@@ -338,6 +339,7 @@ func (s *span) streams() []*work {
 // settle is steps 3 to 8.
 func (s *span) settle(ctx context.Context) error {
 	todo := s.streams()
+	s.allow(len(todo))
 	for round := 0; len(todo) > 0; round++ {
 		if round == maxRounds {
 			return fmt.Errorf("%d streams change all the time: %w", len(todo), errMoved)

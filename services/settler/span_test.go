@@ -205,7 +205,7 @@ func (w *world) tangle() {
 		w.lead(n, c)
 	}
 	many, large, quarantined, broken, deleted, trimmed := w.open("first"), w.open("first"), w.open("second"), w.open("second"), w.open("first"), w.open("first")
-	p := w.process(Config{})
+	p := w.process(Config{RewriteRuns: -1})
 	for i := range 64 {
 		many.append(1, 5)
 		if i < 5 {
@@ -243,7 +243,7 @@ func (w *world) tangle() {
 
 func TestDiesAnywhereInATangle(t *testing.T) {
 	const memory = 1 << 20 // of a span
-	everyCrash(t, Config{SettleMemory: settlesAtOnce * memory}, (*world).tangle, func(w *world) {
+	everyCrash(t, Config{SettleMemory: settlesAtOnce * memory, RewriteRuns: -1}, (*world).tangle, func(w *world) {
 		w.wantSettled()
 		w.check()
 		c, many, large, broken, deleted, trimmed := w.chains[0], w.logs[0].head(), w.logs[1].head(), w.logs[3].head(), w.logs[4].head(), w.logs[5].head()
@@ -257,11 +257,15 @@ func TestDiesAnywhereInATangle(t *testing.T) {
 }
 
 // I2, I6: one call that fails, in whatever way, is no harm.
-func TestOneCallFails(t *testing.T) {
+func TestOneCallFails(t *testing.T) { everyFailure(t, Config{}, (*world).story) }
+
+// everyFailure makes each call that a settler makes fail, in every way.
+func everyFailure(t *testing.T, cfg Config, prepare func(w *world)) {
+	t.Helper()
 	var rows, objects int
 	in(t, "clean", func(w *world) {
-		w.story()
-		p := w.process(Config{})
+		prepare(w)
+		p := w.process(cfg)
 		if err := p.settleAll(w.ctx, w); err != nil {
 			t.Fatal(err)
 		}
@@ -269,8 +273,8 @@ func TestOneCallFails(t *testing.T) {
 	})
 	one := func(what string, script func(p *process)) {
 		in(t, what, func(w *world) {
-			w.story()
-			p := w.process(Config{})
+			prepare(w)
+			p := w.process(cfg)
 			script(p)
 			if err := p.settleAll(w.ctx, w); err != nil {
 				p.rows.Clear()
@@ -302,12 +306,15 @@ func TestOneCallFails(t *testing.T) {
 }
 
 // All reads are old ones, by one version or several: nothing is decided by them.
-func TestOldReads(t *testing.T) {
+func TestOldReads(t *testing.T) { oldReads(t, Config{}, (*world).story) }
+
+func oldReads(t *testing.T, cfg Config, prepare func(w *world)) {
+	t.Helper()
 	for _, prefix := range []string{"shard/", "head/", "chain/", "directory/", "settled/"} {
 		for back := 1; back <= 3; back++ {
 			in(t, fmt.Sprintf("%s %d versions back", prefix, back), func(w *world) {
-				w.story()
-				p := w.process(Config{})
+				prepare(w)
+				p := w.process(cfg)
 				p.rows.Script(metafault.Rule{Op: metafault.Read, Prefix: prefix, Do: metafault.Stale, Back: back})
 				ctx, cancel := context.WithTimeout(w.ctx, 10*time.Second)
 				_ = p.settleAll(ctx, w) // it may come nowhere

@@ -88,4 +88,46 @@ var settleMutants = []mutant{
 		new: "\tif p.failed != nil {\n",
 		pkg: "services/settler", test: "TestDamageOnTheWayQuarantinesNobody",
 	},
+	{
+		rule: "what a rewrite drops has a marker first", invariant: "I11", file: "services/settler/plan.go",
+		old: "dead = append(dead, replaced...)",
+		new: "_ = replaced",
+		pkg: "services/settler", test: "TestRunsOfManySpansBecomeFew",
+	},
+	{
+		rule: "a rewritten run holds all records of those that it replaces", invariant: "I2", file: "services/settler/rewrite.go",
+		old: "if next > from {",
+		new: "if next > from && n > 0 {",
+		pkg: "services/settler", test: "TestTrimAmongWhatIsRewritten",
+	},
+	{
+		rule: "what is in front of rewritten runs stays", invariant: "I2", file: "services/settler/rewrite.go",
+		old: "next.Refs = next.GetRefs()[:keep]",
+		new: "next.Refs = next.GetRefs()[:keep/2]",
+		pkg: "services/settler", test: "TestRunsOfManySpansBecomeFew",
+	},
+	{
+		rule: "what cannot be merged with old runs is no damage of the log", invariant: "I10", file: "services/settler/write.go",
+		old: "case p.rewrite != nil:",
+		new: "case p.rewrite != nil && w.runs < 0:",
+		pkg: "services/settler", test: "TestWhatCannotBeReadIsNotRewritten",
+	},
+	{
+		rule: "a head whose runs are gone is an old read first", invariant: "I6", file: "services/settler/rewrite.go",
+		old: "&& p.gone < rewriteTries {",
+		new: "&& p.gone < 0 {",
+		pkg: "services/settler", test: "TestOldHeadWhoseRunsAreGone",
+	},
+	{
+		rule: "a run that was rewritten is of the next generation", invariant: "I8", file: "services/settler/rewrite.go",
+		old: "generation: highest + 1}",
+		new: "generation: highest}",
+		pkg: "services/settler", test: "TestRunsOfManySpansBecomeFew",
+	},
+	{
+		rule: "what is rewritten fits into the memory", invariant: "I8", file: "services/settler/rewrite.go",
+		old: "size+int64(r.GetLength()) > room",
+		new: "size > 16*room",
+		pkg: "services/settler", test: "TestWhatIsRewritten",
+	},
 }
