@@ -6,7 +6,10 @@ import (
 	"sync"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/nova-stream/nova/libs/metastore/fault"
+	"github.com/nova-stream/nova/libs/metastore/mem"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
@@ -511,5 +514,20 @@ func TestCreateGivesTheShardOfTheID(t *testing.T) {
 		if err != nil || stream.Shard(d.GetShard()) != id.Shard(8) {
 			t.Fatalf("stream %s has shard %d, want %d (%v)", id, d.GetShard(), id.Shard(8), err)
 		}
+	}
+}
+
+// Until a sequencer has opened a new constellation, nobody can tell a stream's
+// shard: that passes, and is not the caller's fault.
+func TestCreateBeforeTheConstellationIsOpened(t *testing.T) {
+	s, err := New(Config{}, Deps{Store: mem.New()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.CreateBucket(t.Context(), &indexpb.CreateBucketRequest{Bucket: "bkt"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.CreateStream(t.Context(), &indexpb.CreateStreamRequest{Bucket: "bkt", Stream: "s"}); reason.Code(err) != codes.Unavailable {
+		t.Errorf("%v, want UNAVAILABLE", err)
 	}
 }

@@ -68,6 +68,9 @@ func (s *Service) createStream(ctx context.Context, req *indexpb.CreateStreamReq
 		return nil, err
 	}
 	constellation, err := s.OpenConstellation(ctx, &indexpb.OpenConstellationRequest{})
+	if reason.Code(err) == codes.InvalidArgument {
+		err = reason.New(codes.Unavailable, reason.NoLeader, "the constellation is new: no sequencer has opened it yet")
+	}
 	if err != nil {
 		return nil, err
 	}
