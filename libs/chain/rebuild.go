@@ -50,3 +50,26 @@ func (s *Store) rebuild(ctx context.Context, c stream.ChainID, slot stream.Slot,
 	}
 	return f, holdsBundle, nil
 }
+
+// Footers returns what the slots [from, to) of a chain say that they hold, for the
+// repair of what was made of them. A damaged slot is read whole, and answers only if
+// that proves what it held; a slot that is gone is ErrBroken.
+func (s *Store) Footers(ctx context.Context, c stream.ChainID, from, to stream.Slot) ([]bundle.Footer, error) {
+	w := window{Store: s, chain: c}
+	found, err := w.readFooters(ctx, from, to)
+	if err != nil {
+		return nil, fmt.Errorf("read the slots of chain %s: %w", c, err)
+	}
+	out := make([]bundle.Footer, 0, len(found))
+	for i, f := range found {
+		slot := from + stream.Slot(i)
+		switch {
+		case f.damage != nil:
+			return nil, fmt.Errorf("slot %d of chain %s: %w", slot, c, f.damage)
+		case f.held != holdsBundle:
+			return nil, fmt.Errorf("slot %d of chain %s holds no bundle: %w", slot, c, ErrBroken)
+		}
+		out = append(out, f.Footer)
+	}
+	return out, nil
+}

@@ -304,24 +304,35 @@ func (r *Reader) Streams() []stream.ID {
 // caller does not change it.
 func (r *Reader) Epochs() []ShardEpoch { return r.epochs }
 
-// Stream returns the entries of a stream in chain order; none is no error.
-func (r *Reader) Stream(id stream.ID) ([]Located, error) {
+// block returns what is stored of a stream, checksum and all, and how many entries
+// it is said to hold; nil: there is none.
+func (r *Reader) block(id stream.ID) ([]byte, uint32, error) {
 	n := r.Len()
 	i := sort.Search(n, func(i int) bool { return bytes.Compare(r.index[i*indexRow:i*indexRow+16], id[:]) >= 0 })
 	if i == n || stream.ID(r.index[i*indexRow:]) != id {
-		return nil, nil
+		return nil, 0, nil
 	}
 	le := binary.LittleEndian
 	at := r.index[i*indexRow+16:]
-	offset, length, count := int64(le.Uint64(at)), int64(le.Uint32(at[8:])), le.Uint32(at[12:])
-	b, err := exactly(r.read, offset, length)
-	if err != nil {
+	b, err := exactly(r.read, int64(le.Uint64(at)), int64(le.Uint32(at[8:])))
+	return b, le.Uint32(at[12:]), err
+}
+
+// Stream returns the entries of a stream in chain order; none is no error.
+func (r *Reader) Stream(id stream.ID) ([]Located, error) {
+	b, count, err := r.block(id)
+	if b == nil || err != nil {
 		return nil, err
 	}
-	if length < crcBytes || blockCRC(id, b[:length-crcBytes]) != le.Uint32(b[length-crcBytes:]) {
+	length := len(b)
+	if length < crcBytes || blockCRC(id, b[:length-crcBytes]) != binary.LittleEndian.Uint32(b[length-crcBytes:]) {
 		return nil, fmt.Errorf("%w: block of stream %s", ErrCorrupt, id)
 	}
-	b = slices.Clone(b[:length-crcBytes])
+	return r.entries(id, slices.Clone(b[:length-crcBytes]), count)
+}
+
+// entries parses a stream's block without its checksum.
+func (r *Reader) entries(id stream.ID, b []byte, count uint32) ([]Located, error) {
 	if int64(count)*located > int64(len(b)) {
 		return nil, fmt.Errorf("%w: %d entries in %d bytes", ErrCorrupt, count, len(b))
 	}

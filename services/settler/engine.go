@@ -33,6 +33,7 @@ const (
 type engine struct {
 	objects  objectstore.Store
 	slots    chain.Register
+	chains   *chain.Store // for the repair of streams
 	index    *catalog.Client
 	log      *slog.Logger
 	now      func() time.Time

@@ -35,6 +35,7 @@ type plan struct {
 	weight   int64               // bytes that the plan holds in memory, store's included
 	deleted  *stream.Slot        // where the DELETE entry is
 	placed   []*placed           // where the chunks went, in order
+	lift     bool                // the change ends the quarantine: see repair.go
 	rewrite  *rewrite            // what becomes one with them; nil: nothing
 	unread   error               // why that could not be read
 	redo     bool                // the stream is taken up again, without rewriting
@@ -302,6 +303,9 @@ func (s *span) keep(ctx context.Context, p *plan, log *errLog) error {
 // is trimmed or rewritten, and what is dead by that.
 func (p *plan) next(ctx context.Context, load history.Load, chain string) (next *indexpb.Head, dead []*indexpb.Ref, deadPages []*indexpb.RefPage, err error) {
 	next = proto.CloneOf(p.head)
+	if p.lift {
+		next.Quarantine, next.Pins = "", nil
+	}
 	if p.deleted != nil && next.GetDeletedChain() == "" {
 		next.DeletedChain, next.DeletedSlot = chain, uint64(*p.deleted)
 	}

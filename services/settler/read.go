@@ -37,6 +37,7 @@ type wanted struct {
 
 // stretch is a range of a slot that holds wanted chunks.
 type stretch struct {
+	chain    stream.ChainID
 	slot     stream.Slot
 	from, to uint32
 	chunks   []*wanted
@@ -57,25 +58,25 @@ func (s *span) read(ctx context.Context, chunks []*wanted) error {
 func stretches(chunks []*wanted, limit uint32) []*stretch {
 	chunks = slices.Clone(chunks)
 	slices.SortFunc(chunks, func(a, b *wanted) int {
-		return cmp.Or(cmp.Compare(a.At.Slot, b.At.Slot), cmp.Compare(a.At.Offset, b.At.Offset))
+		return cmp.Or(bytes.Compare(a.At.Chain[:], b.At.Chain[:]), cmp.Compare(a.At.Slot, b.At.Slot), cmp.Compare(a.At.Offset, b.At.Offset))
 	})
 	var out []*stretch
 	for _, c := range chunks {
 		from, to := c.At.Offset, c.At.Offset+c.At.Length
 		if k := len(out); k > 0 {
 			r := out[k-1]
-			if r.slot == c.At.Slot && from >= r.to && from-r.to < readAlong && to-r.from <= limit {
+			if r.chain == c.At.Chain && r.slot == c.At.Slot && from >= r.to && from-r.to < readAlong && to-r.from <= limit {
 				r.to, r.chunks = to, append(r.chunks, c)
 				continue
 			}
 		}
-		out = append(out, &stretch{slot: c.At.Slot, from: from, to: to, chunks: []*wanted{c}})
+		out = append(out, &stretch{chain: c.At.Chain, slot: c.At.Slot, from: from, to: to, chunks: []*wanted{c}})
 	}
 	return out
 }
 
 func (s *span) readStretch(ctx context.Context, r *stretch) error {
-	b, err := s.readSlot(ctx, r.slot, r.from, r.to)
+	b, err := s.readSlot(ctx, r.chain, r.slot, r.from, r.to)
 	if err != nil {
 		return err
 	}
@@ -98,7 +99,7 @@ func (s *span) readStretch(ctx context.Context, r *stretch) error {
 			continue
 		}
 		// It may have been damaged on its way.
-		if b, err := s.readSlot(ctx, r.slot, c.At.Offset, c.At.Offset+c.At.Length); err != nil {
+		if b, err := s.readSlot(ctx, r.chain, r.slot, c.At.Offset, c.At.Offset+c.At.Length); err != nil {
 			return err
 		} else if len(b) == int(c.At.Length) {
 			c.bytes, c.err = c.verify(b)
@@ -111,16 +112,16 @@ func (s *span) readStretch(ctx context.Context, r *stretch) error {
 }
 
 // readSlot returns less than the range if the slot's object is cut short.
-func (s *span) readSlot(ctx context.Context, slot stream.Slot, from, to uint32) ([]byte, error) {
+func (s *span) readSlot(ctx context.Context, of stream.ChainID, slot stream.Slot, from, to uint32) ([]byte, error) {
 	if err := s.take(ctx, int64(to-from)); err != nil {
 		return nil, err
 	}
 	o, err := again(ctx, func(ctx context.Context) (objectstore.Object, error) {
-		return s.slots.Read(ctx, s.chain, slot, objectstore.Range{Offset: int64(from), Length: int64(to - from)})
+		return s.slots.Read(ctx, of, slot, objectstore.Range{Offset: int64(from), Length: int64(to - from)})
 	})
 	switch {
 	case errors.Is(err, objectstore.ErrNotFound):
-		return nil, fmt.Errorf("slot %d is gone: %w", slot, errMoved)
+		return nil, fmt.Errorf("slot %d of chain %s is gone: %w", slot, of, errMoved)
 	case errors.Is(err, chain.ErrForeign):
 		return nil, nil // it ends before the range
 	case err != nil:

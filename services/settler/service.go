@@ -71,6 +71,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, fmt.Errorf("settler: metrics: %w", err)
 	}
 	s.engine = newEngine(cfg, deps, s.metrics)
+	s.engine.chains = chains
 	return s, nil
 }
 

@@ -439,6 +439,9 @@ func (s *span) record(ctx context.Context) (done bool, err error) {
 	if r.Pins, err = joinPins(r.GetPins(), s.pins); err != nil {
 		return false, err
 	}
+	if err := s.proveKept(ctx); err != nil {
+		return false, err
+	}
 	r.SettledTo = uint64(s.to)
 	_, err = s.index.PutChain(ctx, r, version)
 	return false, err

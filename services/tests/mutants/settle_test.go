@@ -130,4 +130,22 @@ var settleMutants = []mutant{
 		new: "size > 16*room",
 		pkg: "services/settler", test: "TestWhatIsRewritten",
 	},
+	{
+		rule: "a quarantine is lifted by the change that folds what is pinned", invariant: "I2", file: "services/settler/repair.go",
+		old: "			p.unfolded = append(p.unfolded, e)",
+		new: "			p.unfolded = nil",
+		pkg: "services/settler", test: "TestRepairFoldsWhatIsPinned",
+	},
+	{
+		rule: "pins are recorded for a stream that is quarantined still", invariant: "I2", file: "services/settler/repair.go",
+		old: "case h.GetQuarantine() == \"\" && h.GetState() != indexpb.HeadState_HEAD_STATE_DELETED:",
+		new: "case h == nil:",
+		pkg: "services/settler", test: "TestRepairBesideASettlerThatIsHeldUp",
+	},
+	{
+		rule: "a repair bumps the head before it looks what is pinned", invariant: "I2", file: "services/settler/repair.go",
+		old: "	records, err := r.records(ctx, h)\n",
+		new: "	records, err := r.records(ctx, h)\n	h, version, _ = r.index.BumpHead(ctx, r.id)\n",
+		pkg: "services/settler", test: "TestRepairBesideASettlerThatIsHeldUp",
+	},
 }
