@@ -130,6 +130,9 @@ func (s *span) adoptHead(ctx context.Context, p *plan) (bool, error) {
 		}
 		// All three again: read, touch, change. Whatever else was changed, the fold
 		// begins anew; what may be named by what was tried is left to its judge.
+		if p.lift {
+			return false, nil // a settler may have proven the quarantine: what is pinned is looked at anew
+		}
 		h, v, err := s.index.GetHead(ctx, p.id)
 		if err != nil && !catalog.IsNotFound(err) {
 			return false, fmt.Errorf("read the head again: %w", err)

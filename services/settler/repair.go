@@ -44,7 +44,7 @@ import (
 // Why no pin is missed: a settler reads the chain's record, then bumps the head and
 // sees the quarantine, then changes that record. If it does so behind step 2's bump
 // of the record it has bumped the head since step 2 did, and the change that lifts
-// the quarantine fails. So whatever a record pins for a stream that is not
+// the quarantine fails, and is not tried again without step 2. So whatever a record pins for a stream that is not
 // quarantined is folded. What is above the pins is not settled; the next span or
 // opening folds it over the head as always.
 

@@ -148,4 +148,10 @@ var settleMutants = []mutant{
 		new: "	records, err := r.records(ctx, h)\n	h, version, _ = r.index.BumpHead(ctx, r.id)\n",
 		pkg: "services/settler", test: "TestRepairBesideASettlerThatIsHeldUp",
 	},
+	{
+		rule: "a change that lifts a quarantine and is lost looks at the pins anew", invariant: "I2", file: "services/settler/adopt.go",
+		old: "if p.lift {",
+		new: "if p.lift && p.head == nil {",
+		pkg: "services/settler", test: "TestRepairBesideASettlerThatIsHeldUp",
+	},
 }
