@@ -16,6 +16,8 @@
 //     they cannot hold is pinned (I2).
 //   - Whatever a settler writes has a marker that leads to it before it is there,
 //     until a head names it (I11).
+//   - A stream that has little in each span has few runs all the same: small ones
+//     become one, each byte once per generation (I8). See rewrite.go.
 //   - What is held in memory is bounded by Config.SettleMemory (I8).
 //   - An idle open chain costs one small read per interval, one that is sealed
 //     and settled nothing. Chains are listed from the oldest that needs work

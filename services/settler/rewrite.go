@@ -108,6 +108,26 @@ func (s *span) rewrite(p *plan) {
 	p.weight += r.bytes
 }
 
+// errSilent means that the store did not answer before: not every stream of the
+// span waits for it.
+var errSilent = errors.New("objects could not be read before")
+
+func (s *span) rewritesNoMore() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.silent
+}
+
+// noteSilence ends the rewriting of the span if the store did not answer.
+func (s *span) noteSilence(err error) {
+	if !errors.Is(err, objectstore.ErrUnavailable) && !errors.Is(err, objectstore.ErrThrottled) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.silent, s.allowance = true, allowance{}
+}
+
 // errOldGone means that an object that a head names is gone: the head is an old
 // read, or the object is lost.
 var errOldGone = errors.New("the object of a ref is gone")
@@ -120,8 +140,13 @@ func (g *group) readOld(ctx context.Context) (plans []*plan, again []*work, err 
 			return
 		}
 		for _, r := range p.rewrite.refs {
+			if g.rewritesNoMore() {
+				p.unread = errSilent
+				return
+			}
 			var frames [][]byte
 			if frames, p.unread = g.oldFrames(ctx, p.id, r, p.state.Trim); p.unread != nil {
+				g.noteSilence(p.unread)
 				return
 			}
 			p.rewrite.frames = append(p.rewrite.frames, frames...)

@@ -8,6 +8,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/directory"
@@ -400,6 +401,34 @@ func TestWhatCannotBeReadIsNotRewritten(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A store that does not answer holds up a span once, not once per stream.
+func TestSilenceHoldsUpNoSpan(t *testing.T) {
+	one(t, func(t *testing.T, w *world, c *written) {
+		var logs []*log
+		for range 100 {
+			logs = append(logs, w.open("first"))
+		}
+		const memory = 512 << 10 // of a span: many groups
+		p := w.process(Config{RewriteRuns: few, SettleMemory: settlesAtOnce * memory})
+		p.spans(w, c, few, logs...)
+		p.objects.Script(fault.Rule{Op: fault.GetRange, Prefix: "settled/", Do: fault.FailBefore})
+		start := time.Now()
+		p.spans(w, c, 1, logs...)
+		if took := time.Since(start); took > 2*patience {
+			t.Errorf("it took %s", took)
+		}
+		w.wantSettled()
+		p.objects.Clear()
+		p.spans(w, c, 1, logs...)
+		w.check()
+		for i, l := range logs {
+			if l.generations() != "1" {
+				t.Errorf("stream %d: generations %q", i, l.generations())
+			}
+		}
+	})
 }
 
 // Damage on the way is met by reading once more.

@@ -30,6 +30,7 @@ type span struct {
 	mu        sync.Mutex
 	pins      []*indexpb.ChainPin // of quarantined streams, in any order
 	allowance allowance           // of what is rewritten
+	silent    bool                // what is to be rewritten cannot be read
 }
 
 // window is one directory of the span.
