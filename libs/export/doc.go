@@ -14,8 +14,9 @@
 //  1. Every row of it was read after B, so it shows all changes that were done
 //     before B, or later ones.
 //  2. An object that was needed after B is there. What is dead is deleted only when
-//     an export is complete that began after it became dead (GetExportState tells
-//     whoever deletes), and restored is the newest complete one.
+//     all exports that are kept began after it became dead (GetExportState tells
+//     whoever deletes): the newest two complete ones. Restored is the newest, or the
+//     one before it if that is damaged.
 //  3. So an object that is gone was dead before B, and by 1 no row of the export
 //     needs it: no head names it, if it is of settled records; if it is a slot or a
 //     directory, the chain was settled beyond it before B, so every head has folded

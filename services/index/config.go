@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/nova-stream/nova/libs/metastore"
 )
 
@@ -19,4 +21,5 @@ type Deps struct {
 	Store metastore.Store
 	Log   *slog.Logger
 	Now   func() time.Time // default time.Now
+	Meter metric.Meter     // default: none
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/export"
@@ -46,6 +48,7 @@ type Exporting struct {
 	cfg     ExportConfig
 	objects objectstore.Store
 	log     *slog.Logger
+	state   atomic.Pointer[indexpb.ExportState] // as it was read or written last; nil: not yet
 }
 
 // NewExporting returns an index that exports to an object store, as long as it
@@ -60,7 +63,19 @@ func NewExporting(s *Service, cfg ExportConfig, objects objectstore.Store) (*Exp
 	if cfg.Rate == 0 {
 		cfg.Rate = 5000
 	}
-	return &Exporting{Service: s, cfg: cfg, objects: objects, log: s.log}, nil
+	e := &Exporting{Service: s, cfg: cfg, objects: objects, log: s.log}
+	_, err := s.meter.Int64ObservableGauge("nova.index.export.completed", metric.WithUnit("ms"),
+		metric.WithDescription("When the newest complete export of the metadata began, since the Unix epoch; 0: none is complete. Not told while none are made."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			if st := e.state.Load(); st.GetIntervalMs() > 0 {
+				o.Observe(st.GetCompletedBegunAt())
+			}
+			return nil
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("index: metrics: %w", err)
+	}
+	return e, nil
 }
 
 const (
@@ -89,7 +104,7 @@ func (e *Exporting) Run(ctx context.Context) error {
 		}
 		told, err := e.turn(ctx)
 		if err != nil && ctx.Err() == nil {
-			e.log.WarnContext(ctx, "export of the metadata", "err", err)
+			e.failed(ctx, err)
 		}
 		if told && err == nil && e.cfg.Interval == 0 {
 			<-ctx.Done()
@@ -97,6 +112,17 @@ func (e *Exporting) Run(ctx context.Context) error {
 		}
 		timer.Reset(tick)
 	}
+}
+
+// failed says that an export failed, loudly if none is complete for long.
+func (e *Exporting) failed(ctx context.Context, err error) {
+	st := e.state.Load()
+	last := time.UnixMilli(st.GetCompletedBegunAt())
+	if st.GetCompleted() > 0 && e.now().Sub(last) > 3*e.cfg.Interval+exportLease {
+		e.log.ErrorContext(ctx, "for long no export of the metadata is complete: until two are, nothing is deleted from the bucket", "last_began", last, "err", err)
+		return
+	}
+	e.log.WarnContext(ctx, "export of the metadata", "err", err)
 }
 
 // turn exports if it is time to. told: the row says how often this index exports.
@@ -128,6 +154,7 @@ func (e *Exporting) turn(ctx context.Context) (told bool, err error) {
 		st.Reset()
 		proto.Merge(&st, changed)
 	}
+	e.state.Store(&st)
 	now := e.now().UnixMilli()
 	if e.cfg.Interval == 0 || st.GetCompleted() > 0 && now < st.GetCompletedBegunAt()+interval || st.GetHolder() != "" && now < st.GetLeasedUntil() {
 		return true, nil
@@ -309,6 +336,22 @@ func notKept(st *indexpb.ExportState, before uint64) (out []*indexpb.ExportEntry
 		out = append(out, e)
 	}
 	return out
+}
+
+// oldestKept is the number of the oldest of the newest complete exports: what those
+// that are kept need is what this and later ones need. 0: none is complete.
+func oldestKept(st *indexpb.ExportState) uint64 {
+	var complete []uint64
+	for _, e := range st.GetExports() {
+		if e.GetComplete() {
+			complete = append(complete, e.GetNumber())
+		}
+	}
+	slices.Sort(complete)
+	if len(complete) == 0 {
+		return 0
+	}
+	return complete[max(len(complete)-keptExports, 0)]
 }
 
 // removeExport removes the objects of an export: the manifest, and then the parts,

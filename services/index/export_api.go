@@ -21,7 +21,7 @@ func (s *Service) GetExportState(ctx context.Context, _ *indexpb.GetExportStateR
 	}
 	return &indexpb.GetExportStateResponse{
 		Begun: st.GetBegun(), Completed: st.GetCompleted(), Enabled: st.GetIntervalMs() > 0, IntervalMs: st.GetIntervalMs(),
-		CompletedBegunAt: st.GetCompletedBegunAt(),
+		CompletedBegunAt: st.GetCompletedBegunAt(), OldestKept: oldestKept(st),
 	}, nil
 }
 

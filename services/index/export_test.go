@@ -129,7 +129,7 @@ func TestAnExportHoldsEveryKindOfRow(t *testing.T) {
 		t.Errorf("%v, %d stray, want %v", got, stray, want)
 	}
 	st, err := e.GetExportState(t.Context(), &indexpb.GetExportStateRequest{})
-	if err != nil || st.GetBegun() != 1 || st.GetCompleted() != 1 || st.GetCompletedBegunAt() == 0 {
+	if err != nil || st.GetBegun() != 1 || st.GetCompleted() != 1 || st.GetCompletedBegunAt() == 0 || st.GetOldestKept() != 1 {
 		t.Errorf("%v, %v", st, err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
 	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/metastore"
@@ -23,6 +25,7 @@ type Service struct {
 	store metastore.Store
 	log   *slog.Logger
 	now   func() time.Time
+	meter metric.Meter
 
 	mu sync.Mutex
 	// touches shares one compare-and-set of a bucket among its creations.
@@ -45,7 +48,10 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.Now == nil {
 		deps.Now = time.Now
 	}
-	return &Service{cfg: cfg, store: deps.Store, log: deps.Log, now: deps.Now, touches: map[string]*touch{}}, nil
+	if deps.Meter == nil {
+		deps.Meter = noop.Meter{}
+	}
+	return &Service{cfg: cfg, store: deps.Store, log: deps.Log, now: deps.Now, meter: deps.Meter, touches: map[string]*touch{}}, nil
 }
 
 // Register adds the service's RPCs.

@@ -21,7 +21,7 @@ type serviceOf struct {
 // services are all but the gateway, callees first.
 var services = []serviceOf{
 	{discovery.Index, func(n *Node, _ string) (node.Part, error) {
-		s, err := index.New(index.Config{}, index.Deps{Store: n.meta, Log: n.process.Log})
+		s, err := index.New(index.Config{}, index.Deps{Store: n.meta, Log: n.process.Log, Meter: n.process.ServiceMeter(discovery.Index)})
 		if err != nil {
 			return nil, err
 		}

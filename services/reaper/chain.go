@@ -17,8 +17,8 @@ import (
 
 // queueChain holds a marker per chain, armed before the chain's record is put. It
 // stays until the chain is retired: chain_id; since is when its writer was first
-// seen to be gone, later when the chain was first seen to be reclaimed; from is how
-// far the last deletion has come.
+// seen to be gone, later when the chain was first seen to be reclaimed, and export
+// which export of the metadata shows it; from is how far the last deletion has come.
 const queueChain = "chain"
 
 // lookAfterChain brings a chain to its end:
@@ -26,7 +26,8 @@ const queueChain = "chain"
 //  1. OPEN, and its writer is gone for long: seal it, through a chain-writer.
 //  2. remove the pins of streams that are deleted, each behind a marker of queue
 //     "reclaim". Other pins keep the chain as it is.
-//  3. SEALED, and absorbed, settled and reclaimed to the cut: wait for days.
+//  3. SEALED, and absorbed, settled and reclaimed to the cut: wait for days, and until
+//     no export that is kept has a pin.
 //  4. delete once more what a late PUT may have brought back: the slots below the cut
 //     and as many above it as the writer may have been ahead, never the SEAL at the
 //     cut, which a writer that was frozen for any time must meet. A crash: the next
@@ -53,7 +54,7 @@ func (s *Service) lookAfterChain(ctx context.Context, m catalog.Marker) error {
 		if reclaimed(r) {
 			return s.retire(ctx, m, id, r)
 		}
-		m.Due.Since, m.Due.From = 0, 0
+		m.Due.Since, m.Due.From, m.Due.Export = 0, 0, 0
 		if r.GetSettledTo() == r.GetCut() && r.GetReclaimedTo() < r.GetCut() {
 			// The settler armed one; should that have gone by, this one does.
 			if _, err := s.index.ArmDue(ctx, &indexpb.Due{
@@ -188,6 +189,11 @@ func (s *Service) retire(ctx context.Context, m catalog.Marker, id stream.ChainI
 	now := s.now()
 	if m.Due.GetSince() == 0 {
 		m.Due.Since = now.UnixMilli()
+	}
+	// All but what pins kept was not needed when it was reclaimed. What these kept
+	// may not have been deleted.
+	if err := s.unneeded(ctx, m); err != nil {
+		return err
 	}
 	if wait := time.UnixMilli(m.Due.GetSince()).Add(s.cfg.LateAfter).Sub(now); wait > 0 {
 		return later{wait, "late PUTs may bring slots back"}

@@ -18,6 +18,7 @@ import (
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/export"
 	"github.com/nova-stream/nova/libs/history"
 	metafault "github.com/nova-stream/nova/libs/metastore/fault"
 	metamem "github.com/nova-stream/nova/libs/metastore/mem"
@@ -47,15 +48,21 @@ type farm struct {
 	nodes   []discovery.Node                                  // chain-writers
 	writers map[string]grpc.ClientConnInterface               // by address
 
+	exporting *index.Exporting // nil: the metadata are not exported
+	exported  time.Time        // when they were, last
+	streams   []stream.ID
+
 	mu    sync.Mutex
 	now   time.Time
 	names int
+	kept  []map[string]bool // what each of the newest two exports needs
 }
 
 func newFarm(t testing.TB) *farm {
 	t.Helper()
 	f := &farm{t: t, rows: metafault.New(metamem.New()), objects: mem.New(), now: time.Now(), writers: map[string]grpc.ClientConnInterface{}}
 	var err error
+	f.objects = keeper{f.objects, f}
 	f.service, err = index.New(index.Config{}, index.Deps{Store: f.rows, Now: f.clock})
 	f.must(err)
 	f.raw = indexpb.NewIndexServiceClient(direct{f.service, &indexpb.IndexService_ServiceDesc, nil})
@@ -88,8 +95,11 @@ func (f *farm) clock() time.Time {
 
 func (f *farm) pass(d time.Duration) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.now = f.now.Add(d)
+	f.mu.Unlock()
+	if f.exporting != nil && f.clock().Sub(f.exported) >= exportsApart {
+		f.export()
+	}
 }
 
 // direct calls a service without a wire. before, if set, is called before each
@@ -247,6 +257,7 @@ func (f *farm) stream(c *novapb.StreamConfig) stream.ID {
 	f.must(err)
 	id, err := stream.ParseID(res.GetStream().GetStreamId())
 	f.must(err)
+	f.streams = append(f.streams, id)
 	return id
 }
 
@@ -401,6 +412,9 @@ func (f *farm) trim(id stream.ID, to uint64) {
 // arm adds a marker that is due.
 func (f *farm) arm(d *indexpb.Due) {
 	f.t.Helper()
+	if f.exporting != nil {
+		f.export() // it is armed before what is to be deleted is dead
+	}
 	if d.GetAt() == 0 {
 		d.At = f.clock().UnixMilli()
 	}
@@ -458,7 +472,9 @@ func (f *farm) keys() []string {
 	f.must(err)
 	out := make([]string, 0, len(all))
 	for _, o := range all {
-		out = append(out, o.Key)
+		if !strings.HasPrefix(o.Key, export.Prefix) {
+			out = append(out, o.Key)
+		}
 	}
 	return out
 }
@@ -500,8 +516,22 @@ type scene func(f *farm) (end func())
 
 // crashes runs a scene with a reaper that is killed at every call in turn, before
 // and after its effect, alone and beside another that works on the same markers,
-// and then another until nothing is left to do.
+// and then another until nothing is left to do: without exports of the metadata, and
+// with them.
 func crashes(t *testing.T, cfg Config, queue string, queues []string, play scene) {
+	crashesOf(t, cfg, queue, queues, []bool{false, true}, play)
+	afters := []bool{false, true}
+	if testing.Short() {
+		afters = afters[1:]
+	}
+	crashesOf(t, cfg, queue, queues, afters, func(f *farm) func() {
+		f.exports()
+		return play(f)
+	})
+}
+
+func crashesOf(t *testing.T, cfg Config, queue string, queues []string, afters []bool, play scene) {
+	t.Helper()
 	if !testing.Short() {
 		synctest.Test(t, func(t *testing.T) { disturbs(t, cfg, queues, play) })
 	}
@@ -510,7 +540,7 @@ func crashes(t *testing.T, cfg Config, queue string, queues []string, play scene
 			break
 		}
 		for _, where := range []string{"rows", "objects"} {
-			for _, after := range []bool{false, true} {
+			for _, after := range afters {
 				for n, died := 1, true; died; n++ {
 					if n > 1000 {
 						t.Fatal("it never ends")
@@ -587,7 +617,7 @@ func crash(t *testing.T, cfg Config, queue string, queues []string, play scene, 
 	}
 	ctx, cancel := victim.context(t.Context())
 	defer cancel()
-	for range 10 {
+	for range 20 {
 		for _, q := range victim.queues {
 			if slices.Contains(queues, q.name) {
 				victim.drain(ctx, q)

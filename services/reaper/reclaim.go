@@ -14,17 +14,20 @@ import (
 // queueReclaim holds markers of slots that are settled: chain_id, and in number
 // where they end. They are armed before settled_to gets there, which may not have
 // happened. With a stream_id they are of slots [from, number) that a pin of that
-// stream kept, armed before the pin is removed.
+// stream kept, armed before the pin is removed; of others from tells how many slots
+// pins kept when export was noted, which is the export of the metadata that shows
+// that the rest is settled.
 const queueReclaim = "reclaim"
 
 // reclaim deletes slots that are settled:
 //
 //  1. if settled_to is not there, or the pin still is, bump the chain's record and
 //     look again: whoever was about to change it fails, and arms again. Done then.
-//  2. part by part: delete the slots that no pin keeps, and the directories that
+//  2. wait until no export that is kept needs them.
+//  3. part by part: delete the slots that no pin keeps, and the directories that
 //     overlap no pin; then the rows of those directories. A crash leaves slots or
 //     rows that the next try deletes.
-//  3. move reclaimed_to behind the part.
+//  4. move reclaimed_to behind the part.
 //
 // Nothing at or above settled_to is touched, so never the SEAL at the cut. Which
 // slots a pin keeps is decided by the change that moves settled_to beyond them, so
@@ -55,6 +58,17 @@ func (s *Service) reclaim(ctx context.Context, m catalog.Marker) error {
 				return nil
 			}
 		}
+	} else {
+		kept := pinnedSlots(r, to)
+		if kept < m.Due.GetFrom() {
+			m.Due.Export = 0 // more is dead than when it was noted
+		}
+		m.Due.From = kept
+	}
+	if from < to {
+		if err := s.unneeded(ctx, m); err != nil {
+			return err
+		}
 	}
 	for from < to {
 		if s.nearlyOver(ctx) {
@@ -78,6 +92,17 @@ func (s *Service) reclaim(ctx context.Context, m catalog.Marker) error {
 		}
 	}
 	return nil
+}
+
+// pinnedSlots is how many slots below a number pins keep, a slot once per pin. Below
+// settled_to it only ever falls.
+func pinnedSlots(r *indexpb.Chain, below uint64) (n uint64) {
+	for _, p := range r.GetPins() {
+		if to := min(p.GetTo(), below); to > p.GetFrom() {
+			n += to - p.GetFrom()
+		}
+	}
+	return n
 }
 
 // reclaimPart deletes slots [from, to) but for what pins keep, and the directories

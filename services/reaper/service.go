@@ -157,6 +157,8 @@ type Service struct {
 	metrics  *metrics
 	queues   []queue
 
+	exports exports
+
 	mu       sync.Mutex
 	progress map[string]*reaperpb.QueueProgress
 	counted  map[string]time.Time // when the queue's dead were
@@ -176,7 +178,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s := &Service{
 		cfg: cfg.withDefaults(), raw: deps.Index, index: catalog.New(deps.Index), cache: deps.Cache, router: deps.Router,
 		registry: deps.Registry, conns: deps.Conns, log: deps.Log, now: deps.Now,
-		progress: map[string]*reaperpb.QueueProgress{}, counted: map[string]time.Time{},
+		progress: map[string]*reaperpb.QueueProgress{}, counted: map[string]time.Time{}, exports: exports{turn: make(chan struct{}, 1)},
 	}
 	s.queues = []queue{
 		{"create", s.orphan, 0}, {"delete", s.deleteStream, 0}, {"bucket", s.deleteBucket, 0}, {"directory", s.judgeDirectory, 0},

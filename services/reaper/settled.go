@@ -18,7 +18,8 @@ import (
 
 // queueSettled holds markers of objects of runs, and of pages: object. They are
 // armed before the object's row is put, and before it is CONDEMNED. since is when
-// the object was deleted first; 0: it was not.
+// the object was deleted first; 0: it was not. export is which export of the
+// metadata shows that no head names it.
 const queueSettled = "settled"
 
 // judgeSettled decides over an object that its maker may not have finished, and
@@ -34,8 +35,10 @@ const queueSettled = "settled"
 //     fails too, and look whether it names the run. Clear the bits of those that are
 //     not named. If some are named the object is ADOPTED; done. A head that does not
 //     name the run now never will.
-//  4. none is named: delete the object. Days later delete it once more, since its
-//     PUT may still have been under way, and remove the row.
+//  4. none is named: wait until no export that is kept names it. It may have been
+//     named, and dropped since.
+//  5. delete the object. Days later delete it once more, since its PUT may still have
+//     been under way, and remove the row.
 //
 // A crash anywhere leaves a row that the next try goes on from.
 func (s *Service) judgeSettled(ctx context.Context, m catalog.Marker) error {
@@ -62,7 +65,7 @@ func (s *Service) judgeSettled(ctx context.Context, m catalog.Marker) error {
 	}
 }
 
-// judge is steps 1 to 4 of what is there; a conflict says that it has changed.
+// judge is steps 1 to 5 of what is there; a conflict says that it has changed.
 func (s *Service) judge(ctx context.Context, m catalog.Marker, row *indexpb.SettledObject, version int64) error {
 	switch row.GetState() {
 	case indexpb.SettledState_SETTLED_STATE_ADOPTED:
@@ -77,10 +80,11 @@ func (s *Service) judge(ctx context.Context, m catalog.Marker, row *indexpb.Sett
 		if version, err = s.index.PutSettled(ctx, row, version); err != nil {
 			return err
 		}
-		m.Due.Since = 0
+		m.Due.Since, m.Due.Export = 0, 0
 	default:
 	}
 	if anyBit(row.GetLive()) {
+		m.Due.Export = 0
 		var err error
 		if version, err = s.lookForRuns(ctx, row, version); err != nil {
 			return err
@@ -92,12 +96,15 @@ func (s *Service) judge(ctx context.Context, m catalog.Marker, row *indexpb.Sett
 	return s.removeDead(ctx, m, row, version)
 }
 
-// removeDead is step 4. m.Due.Since, which stays with the marker, tells how far
+// removeDead is steps 4 and 5. m.Due.Since, which stays with the marker, tells how far
 // it is.
 func (s *Service) removeDead(ctx context.Context, m catalog.Marker, row *indexpb.SettledObject, version int64) error {
 	o := []object{{row.GetObject(), row.GetSize()}}
 	since := m.Due.GetSince()
 	if since == 0 {
+		if err := s.unneeded(ctx, m); err != nil {
+			return err
+		}
 		if err := s.remove(ctx, queueSettled, o); err != nil {
 			return err
 		}

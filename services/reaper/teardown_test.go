@@ -20,6 +20,9 @@ var torn = []string{"delete", queueSettled, queueUnref}
 
 func (f *farm) deleted(id stream.ID, c stream.ChainID, slot uint64) {
 	f.t.Helper()
+	if f.exporting != nil {
+		f.export()
+	}
 	f.head(id, func(h *indexpb.Head) { h.State, h.DeletedChain, h.DeletedSlot = deletedState, c.String(), slot })
 }
 

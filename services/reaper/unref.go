@@ -36,7 +36,8 @@ const atOnce = 8
 //     queue "settled" is armed, which deletes the object once more and removes the
 //     row. A crash leaves some bits cleared: the next try finds them so.
 //  3. delete the objects that have no live run. A crash leaves CONDEMNED rows
-//     without a bit: the next try deletes their objects again.
+//     without a bit: the next try deletes their objects again. If the metadata are
+//     exported, this is left to the markers, since exports name the objects still.
 //  4. pages, deepest first: what is below a page, then the page itself as an object
 //     with one run. A page whose object is gone has nothing below it any more.
 func (s *Service) unref(ctx context.Context, m catalog.Marker) error {
@@ -115,8 +116,18 @@ func (s *Service) drop(ctx context.Context, queue string, id stream.ID, d droppe
 	return nil
 }
 
-// dropRefs clears the bits of refs and deletes the objects that are dead by it.
+// dropRefs clears the bits of refs, which are dead, and deletes the objects that are
+// dead by it, or leaves them to their markers.
 func (s *Service) dropRefs(ctx context.Context, queue string, refs []*indexpb.Ref) error {
+	if len(refs) == 0 {
+		return nil
+	}
+	// After the refs were dead: exports that begin from now on do not name them.
+	st, err := s.ask(ctx)
+	if err != nil {
+		return err
+	}
+	exported := st.GetEnabled()
 	runs := map[string][]uint32{}
 	for _, r := range refs {
 		runs[r.GetObject()] = append(runs[r.GetObject()], r.GetRun())
@@ -130,7 +141,7 @@ func (s *Service) dropRefs(ctx context.Context, queue string, refs []*indexpb.Re
 			if s.nearlyOver(ctx) {
 				return s.more("more refs than fit in a turn")
 			}
-			o, err := s.clear(wctx, key, of)
+			o, err := s.clear(wctx, key, of, exported)
 			if err != nil {
 				return fmt.Errorf("object %s: %w", key, err)
 			}
@@ -142,7 +153,7 @@ func (s *Service) dropRefs(ctx context.Context, queue string, refs []*indexpb.Re
 			return nil
 		})
 	}
-	err := workers.Wait()
+	err = workers.Wait()
 	if rerr := s.remove(ctx, queue, dead); rerr != nil {
 		return rerr
 	}
@@ -180,8 +191,9 @@ func (s *Service) dropPage(ctx context.Context, queue string, id stream.ID, p *i
 }
 
 // clear clears bits of an object's row, and returns the object if no run of it is
-// live: then it is CONDEMNED, and to be deleted.
-func (s *Service) clear(ctx context.Context, key string, runs []uint32) (*object, error) {
+// live: then it is CONDEMNED, and to be deleted. An object that exports may name is
+// left to a marker.
+func (s *Service) clear(ctx context.Context, key string, runs []uint32, exported bool) (*object, error) {
 	for armed := false; ; {
 		row, version, err := s.index.GetSettled(ctx, key)
 		if catalog.IsNotFound(err) {
@@ -207,28 +219,34 @@ func (s *Service) clear(ctx context.Context, key string, runs []uint32) (*object
 			// An object that is ADOPTING is judged by then too, in case that its maker
 			// saw it ADOPTED before this.
 			if dead && !armed {
-				if err := s.armLate(ctx, key); err != nil {
+				if err := s.armDead(ctx, key, exported); err != nil {
 					return nil, err
 				}
 				armed = true
 			}
 			if _, err := s.index.PutSettled(ctx, next, version); catalog.IsConflict(err) && ctx.Err() == nil {
+				armed = armed && !exported // a judge may have been there, and dropped it
 				continue
 			} else if err != nil {
 				return nil, err
 			}
 		}
-		if dead && condemned {
+		if dead && condemned && !exported {
 			return &object{key, next.GetSize()}, nil
 		}
 		return nil, nil
 	}
 }
 
-// armLate leads to the second deletion of an object.
-func (s *Service) armLate(ctx context.Context, key string) error {
+// armDead leads to the second deletion of an object, or to both.
+func (s *Service) armDead(ctx context.Context, key string, both bool) error {
 	now := s.now()
-	_, err := s.index.ArmDue(ctx, &indexpb.Due{Queue: queueSettled, Object: key, At: now.Add(s.cfg.LateAfter).UnixMilli(), Since: now.UnixMilli()})
+	due := &indexpb.Due{Queue: queueSettled, Object: key, At: now.Add(s.cfg.LateAfter).UnixMilli(), Since: now.UnixMilli()}
+	if both {
+		// When the row is changed: a judge that comes before that finds nothing to do.
+		due.At, due.Since = now.Add(s.cfg.Patience+leaseSlack).UnixMilli(), 0
+	}
+	_, err := s.index.ArmDue(ctx, due)
 	return err
 }
 

@@ -240,6 +240,11 @@ func (w *world) DeleteObjects(_ context.Context, req *cachepb.DeleteObjectsReque
 	return &cachepb.DeleteObjectsResponse{}, nil
 }
 
+// GetExportState implements indexpb.IndexServiceClient: there are no exports.
+func (w *world) GetExportState(context.Context, *indexpb.GetExportStateRequest, ...grpc.CallOption) (*indexpb.GetExportStateResponse, error) {
+	return &indexpb.GetExportStateResponse{}, nil
+}
+
 // GetHead implements indexpb.IndexServiceClient: streams have none here.
 func (w *world) GetHead(_ context.Context, req *indexpb.GetHeadRequest, _ ...grpc.CallOption) (*indexpb.GetHeadResponse, error) {
 	w.mu.Lock()

@@ -41,7 +41,7 @@ func main() {
 				if err := index.CheckRestored(ctx, store); err != nil {
 					return nil, err
 				}
-				svc, err := index.New(index.Config{}, index.Deps{Store: store, Log: p.Log})
+				svc, err := index.New(index.Config{}, index.Deps{Store: store, Log: p.Log, Meter: p.ServiceMeter(s.Service)})
 				if err != nil {
 					return nil, err
 				}
