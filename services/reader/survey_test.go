@@ -35,6 +35,7 @@ type rows struct {
 	settled     map[string]*indexpb.SettledObject
 	heads       map[string]*indexpb.Head
 	due         []*indexpb.Due
+	bumped      int // heads
 	// listed is called when the markers of a queue were listed.
 	listed func(queue string)
 }
@@ -157,6 +158,8 @@ func newEstate(t *testing.T) *estate {
 	e.directory(e.open, 6, 8)
 	e.directory(e.open, 8, 9) // absorbed_to is yet to move
 	e.due(&indexpb.Due{Queue: "reclaim", ChainId: e.open, Number: 4})
+	e.due(&indexpb.Due{Queue: "chain", ChainId: e.open})
+	e.due(&indexpb.Due{Queue: "chain", ChainId: e.sealed})
 
 	// Two runs of a, one in a page, in objects with dead runs around them.
 	e.a = e.create("s")
@@ -289,8 +292,14 @@ func (v *objectsStream) Send(m *readerpb.VerifyObjectsResponse) error {
 
 func (e *estate) survey() ([]*novapb.VerifyFinding, *novapb.VerifyResponse) {
 	e.t.Helper()
+	return e.surveyAnd(false)
+}
+
+// surveyAnd is survey, with repair if so asked.
+func (e *estate) surveyAnd(repair bool) ([]*novapb.VerifyFinding, *novapb.VerifyResponse) {
+	e.t.Helper()
 	v := &objectsStream{ctx: e.ctx()}
-	if err := e.svc.VerifyObjects(&readerpb.VerifyObjectsRequest{}, v); err != nil {
+	if err := e.svc.VerifyObjects(&readerpb.VerifyObjectsRequest{Repair: repair}, v); err != nil {
 		e.t.Fatal(err)
 	}
 	var found []*novapb.VerifyFinding
@@ -336,6 +345,7 @@ func TestSurveyFindsWhatIsWrong(t *testing.T) {
 		"a reclaimed directory's row":        {func(e *estate) { e.directory(e.sealed, 0, 5) }, "leak", "directory 0..5"},
 		"a directory's object without a row": {func(e *estate) { e.putObject("directory/"+e.open+"/0000000000000004-"+aged(), nil) }, "leak", "named by no row"},
 		"a chain that nothing reclaims":      {func(e *estate) { e.drop("reclaim") }, "leak", "no marker leads to the settled slots 0..4"},
+		"a chain that nothing ends":          {func(e *estate) { e.drop("chain") }, "marker", "no marker leads to its end"},
 		"a chain's row that makes no sense":  {func(e *estate) { e.rows.chains[e.sealed].SettledTo = 6; e.rows.chains[e.sealed].ReclaimedTo = 6 }, "chain", "settled to 6"},
 		"an object without a row":            {func(e *estate) { e.putObject("settled/"+aged(), []byte("x")) }, "leak", "no row and no marker"},
 		"a page without a row":               {func(e *estate) { e.putObject("page/"+aged(), []byte("x")) }, "leak", "no row and no marker"},

@@ -143,14 +143,17 @@ func (v *survey) rows(id string) suspect {
 			found = append(found, finding("chain", "chain %s: reclaimed to %d, settled to %d, absorbed to %d, cut %d", id, r.GetReclaimedTo(), r.GetSettledTo(), r.GetAbsorbedTo(), r.GetCut())...)
 		}
 		if r.GetReclaimedTo() < r.GetSettledTo() && m.reclaim[id] <= r.GetReclaimedTo() && !m.partial["reclaim"] && after.GetReclaimedTo() == r.GetReclaimedTo() {
-			found = append(found, finding("leak", "chain %s: no marker leads to the settled slots %d..%d", id, r.GetReclaimedTo(), r.GetSettledTo())...)
+			found = append(found, v.with(finding("leak", "chain %s: no marker leads to the settled slots %d..%d", id, r.GetReclaimedTo(), r.GetSettledTo()), v.reclaimed(id, r.GetSettledTo()))...)
+		}
+		if retired := indexpb.ChainState_CHAIN_STATE_RETIRED; r.GetState() != retired && after.GetState() != retired && !m.chains[id] && !m.partial["chain"] && id < v.young {
+			found = append(found, v.with(finding("marker", "chain %s: no marker leads to its end", id), v.lookedAfter(id))...)
 		}
 		// Rows below settled_to are on their way out, or were reclaimed since.
 		next := max(after.GetSettledTo(), r.GetSettledTo())
 		for _, d := range rows {
 			switch {
 			case d.GetTo() <= r.GetReclaimedTo():
-				found = append(found, finding("leak", "chain %s: the row of directory %d..%d is below %d, up to where it is reclaimed", id, d.GetFrom(), d.GetTo(), r.GetReclaimedTo())...)
+				found = append(found, v.with(finding("leak", "chain %s: the row of directory %d..%d is below %d, up to where it is reclaimed", id, d.GetFrom(), d.GetTo(), r.GetReclaimedTo()), v.reclaimedAgain(r, d.GetFrom(), d.GetTo()))...)
 			case d.GetTo() <= next || d.GetFrom() >= r.GetAbsorbedTo():
 			case d.GetFrom() != next:
 				found = append(found, gap(id, next, d.GetFrom())...)
@@ -225,7 +228,7 @@ func (v *survey) tooMany(id string, s slots) suspect {
 		if err != nil || extra == "" {
 			return nil, err
 		}
-		return finding("leak", "chain %s: of slots %d..%d, which are not needed, %s there", id, s.from, s.to, extra), nil
+		return v.with(finding("leak", "chain %s: of slots %d..%d, which are not needed, %s there", id, s.from, s.to, extra), v.reclaimedAgain(r, s.from, s.to)), nil
 	})
 }
 
@@ -302,7 +305,8 @@ func (v *survey) ofNoDirectory(key, id, name string) suspect {
 		if err == nil && row.GetObject() == key || err != nil && !catalog.IsNotFound(err) {
 			return nil, err
 		}
-		return v.stillThere(ctx, key, "is named by no row and no marker")
+		found, err := v.stillThere(ctx, key, "is named by no row and no marker")
+		return v.with(found, v.lookedAt(key, id, from)), err
 	}
 }
 

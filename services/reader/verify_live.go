@@ -24,14 +24,16 @@ func (v *survey) settledObject(key string) suspect {
 			if waits {
 				return nil, nil
 			}
-			return v.stillThere(ctx, key, "has no row and no marker")
+			found, err := v.stillThere(ctx, key, "has no row and no marker")
+			return v.with(found, v.rowless(key)), err
 		case err != nil:
 			return nil, err
 		case row.GetState() != indexpb.SettledState_SETTLED_STATE_ADOPTED:
 			if waits {
 				return nil, nil
 			}
-			return v.stillThere(ctx, key, "is "+strings.ToLower(strings.TrimPrefix(row.GetState().String(), "SETTLED_STATE_"))+" and no marker leads to it")
+			found, err := v.stillThere(ctx, key, "is "+strings.ToLower(strings.TrimPrefix(row.GetState().String(), "SETTLED_STATE_"))+" and no marker leads to it")
+			return v.with(found, v.judged(key)), err
 		}
 		var found []*novapb.VerifyFinding
 		if strings.HasPrefix(key, "page/") {
@@ -47,7 +49,8 @@ func (v *survey) settledObject(key string) suspect {
 		case err != nil:
 			return nil, err
 		case len(found) == 0 && !anyLive(row) && !waits:
-			return v.stillThere(ctx, key, "has no live run and no marker")
+			found, err = v.stillThere(ctx, key, "has no live run and no marker")
+			return v.with(found, v.unlive(row)), err
 		}
 		return found, nil
 	}
@@ -78,14 +81,18 @@ func (v *survey) runs(ctx context.Context, m *markers, row *indexpb.SettledObjec
 	}
 	var found []*novapb.VerifyFinding
 	for i := range runs {
-		named, err := v.named(ctx, runs[i].StreamID, func(load history.Load, h *indexpb.Head) (bool, error) {
-			return history.Names(ctx, load, h, refOf(row.GetObject(), i, &runs[i]))
-		})
+		id, ref := runs[i].StreamID, refOf(row.GetObject(), i, &runs[i])
+		names := func(load history.Load, h *indexpb.Head) (bool, error) { return history.Names(ctx, load, h, ref) }
+		named, err := v.named(ctx, id, names)
 		if err != nil {
 			return nil, err
 		}
 		pending := m.runs[part{row.GetObject(), int64(i)}] || m.partial["unref"]
-		found = append(found, liveness(fmt.Sprintf("run %d of %s, of stream %s", i, row.GetObject(), runs[i].StreamID), named, isLive(row, i), pending)...)
+		of := liveness(fmt.Sprintf("run %d of %s, of stream %s", i, row.GetObject(), id), named, isLive(row, i), pending)
+		if !named {
+			of = v.with(of, v.dropped(id, ref, names))
+		}
+		found = append(found, of...)
 	}
 	return found, nil
 }
@@ -110,13 +117,17 @@ func (v *survey) page(ctx context.Context, m *markers, row *indexpb.SettledObjec
 	if err != nil {
 		return nil, err
 	}
-	named, err := v.named(ctx, id, func(load history.Load, h *indexpb.Head) (bool, error) {
-		return history.NamesPage(ctx, load, h, history.PageOf(body, key, p.GetSize()))
-	})
+	p = history.PageOf(body, key, p.GetSize())
+	names := func(load history.Load, h *indexpb.Head) (bool, error) { return history.NamesPage(ctx, load, h, p) }
+	named, err := v.named(ctx, id, names)
 	if err != nil {
 		return nil, err
 	}
-	return liveness(fmt.Sprintf("%s, of stream %s", key, id), named, isLive(row, 0), m.runs[part{key, -1}] || m.partial["unref"]), nil
+	found := liveness(fmt.Sprintf("%s, of stream %s", key, id), named, isLive(row, 0), m.runs[part{key, -1}] || m.runs[part{key, 0}] || m.partial["unref"])
+	if !named {
+		found = v.with(found, v.dropped(id, &indexpb.Ref{Object: key, FirstSeq: p.GetFirstSeq(), NextSeq: p.GetNextSeq()}, names))
+	}
+	return found, nil
 }
 
 // named asks the head of a stream. What is damaged in it is found where the stream

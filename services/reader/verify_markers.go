@@ -24,11 +24,12 @@ type markers struct {
 	objects map[string]bool   // that are to be judged
 	runs    map[part]bool     // that are to be dropped; pages as run -1
 	reclaim map[string]uint64 // up to which slot a chain is to be reclaimed
+	chains  map[string]bool   // that are led to their end
 	partial map[string]bool   // queues of which not all is known
 }
 
 func (s *Service) readMarkers(ctx context.Context) (markers, error) {
-	m := markers{objects: map[string]bool{}, runs: map[part]bool{}, reclaim: map[string]uint64{}, partial: map[string]bool{}}
+	m := markers{objects: map[string]bool{}, runs: map[part]bool{}, reclaim: map[string]uint64{}, chains: map[string]bool{}, partial: map[string]bool{}}
 	for _, queue := range queues {
 		for _, name := range []string{queue, deadPrefix + queue} {
 			due, err := s.index.ListDue(ctx, name, farFuture(), listAtOnce)
@@ -50,6 +51,8 @@ func (s *Service) addMarker(ctx context.Context, m *markers, queue string, d *in
 	switch queue {
 	case "settled", "directory":
 		m.objects[d.GetObject()] = true
+	case "chain":
+		m.chains[d.GetChainId()] = true
 	case "reclaim":
 		m.reclaim[d.GetChainId()] = max(m.reclaim[d.GetChainId()], d.GetNumber())
 	case "unref":

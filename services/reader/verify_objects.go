@@ -26,9 +26,10 @@ const (
 // the object store, against each other. What it finds is looked at once more
 // before it is reported, since the constellation may be running; but it lists the
 // whole store, and is not for what serves or maintains data (I7).
-func (s *Service) VerifyObjects(_ *readerpb.VerifyObjectsRequest, srv grpc.ServerStreamingServer[readerpb.VerifyObjectsResponse]) error {
+// With repair what a marker puts right is led to by one: see verify_repair.go.
+func (s *Service) VerifyObjects(req *readerpb.VerifyObjectsRequest, srv grpc.ServerStreamingServer[readerpb.VerifyObjectsResponse]) error {
 	return s.whileRunning(srv.Context(), func(ctx context.Context) error {
-		v := survey{svc: s, send: func(m *novapb.VerifyResponse) error {
+		v := survey{svc: s, repair: req.GetRepair(), remedies: map[*novapb.VerifyFinding]remedy{}, send: func(m *novapb.VerifyResponse) error {
 			return srv.Send(&readerpb.VerifyObjectsResponse{Progress: m})
 		}}
 		return v.run(ctx)
@@ -50,6 +51,9 @@ type survey struct {
 	directories map[string]*indexpb.Directory
 
 	suspects []suspect
+	// repair: findings are put right, if they have a remedy.
+	repair   bool
+	remedies map[*novapb.VerifyFinding]remedy
 	counted  novapb.VerifyResponse
 }
 
@@ -84,6 +88,7 @@ func (v *survey) progress(done bool) error {
 // doubt judges what may be wrong, and has it judged again later if it seems so.
 func (v *survey) doubt(ctx context.Context, s suspect) error {
 	found, err := s(ctx, &v.markers)
+	clear(v.remedies) // it is judged again first
 	if err != nil || len(found) == 0 {
 		return err
 	}
@@ -106,6 +111,11 @@ func (v *survey) settle(ctx context.Context) error {
 		found, err := s(ctx, &v.markers)
 		if err != nil {
 			return err
+		}
+		for _, f := range found {
+			if err := v.put(ctx, f); err != nil {
+				return err
+			}
 		}
 		v.counted.Findings = append(v.counted.Findings, found...)
 	}
@@ -170,8 +180,9 @@ func (v *survey) listed(ctx context.Context, key string) error {
 	case kind == "export", kind == "probe":
 		return nil // who makes them looks after them
 	}
-	v.counted.Findings = append(v.counted.Findings, finding("leak", "%s is no object of a constellation", key)...)
-	return nil
+	found := finding("leak", "%s is no object of a constellation", key)
+	v.counted.Findings = append(v.counted.Findings, found...)
+	return v.put(ctx, found[0])
 }
 
 // exists reports whether an object is there.
@@ -194,12 +205,22 @@ func (v *survey) deadLetters(ctx context.Context) error {
 			return err
 		}
 		for _, m := range dead {
-			v.counted.Findings = append(v.counted.Findings, finding("dead_letter", "queue %s: %s failed %d times and was set aside: stream %q, chain %q, object %q",
-				queue, m.Due.GetDueId(), m.Due.GetAttempts(), m.Due.GetStreamId(), m.Due.GetChainId(), m.Due.GetObject())...)
+			v.counted.Findings = append(v.counted.Findings, v.dead(queue, finding("dead_letter", "queue %s: %s failed %d times and was set aside: stream %q, chain %q, object %q",
+				queue, m.Due.GetDueId(), m.Due.GetAttempts(), m.Due.GetStreamId(), m.Due.GetChainId(), m.Due.GetObject()))...)
 		}
 		if len(dead) == listAtOnce {
 			v.counted.Findings = append(v.counted.Findings, finding("dead_letter", "queue %s: there may be more", queue)...)
 		}
 	}
 	return nil
+}
+
+// dead says how such work is taken up again.
+func (v *survey) dead(queue string, found []*novapb.VerifyFinding) []*novapb.VerifyFinding {
+	for _, f := range found {
+		if v.repair {
+			f.Repair = fmt.Sprintf("when its cause is gone, which the reaper's log tells: grpcurl -plaintext -d '{\"queue\":\"%s\"}' REAPER:7789 nova.reaper.v1.ReaperService/Revive", queue)
+		}
+	}
+	return found
 }
