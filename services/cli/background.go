@@ -202,7 +202,8 @@ func backgroundText(w io.Writer, r *novapb.GetBackgroundResponse) {
 	if t.GetWriteAmplification() > 0 {
 		amplification = fmt.Sprintf("%.2f bytes per byte appended", t.GetWriteAmplification())
 	}
-	line("written", "%s in transit, %s again by settling, for %s appended: %s", size(t.GetTransitWrittenBytes()), size(t.GetSettledWrittenBytes()), size(t.GetAppendedBytes()), amplification)
+	line("written", "%s in transit, %s by settling (%s of it rewritten), for %s appended: %s",
+		size(t.GetTransitWrittenBytes()), size(t.GetSettledWrittenBytes()), size(t.GetRewrittenBytes()), size(t.GetAppendedBytes()), amplification)
 	switch e := r.GetExport(); {
 	case e.GetCompleted() > 0:
 		text := fmt.Sprintf("number %d is complete, begun %s ago", e.GetCompleted(), age(now-e.GetCompletedBegunAt()))

@@ -25,7 +25,7 @@ func busyBackground() *novapb.GetBackgroundResponse {
 		},
 		Totals: &novapb.BackgroundTotals{
 			UnsettledBytes: 3 << 20, SettledBytes: 5 << 30, SettledSince: backgroundNow - 86_400_000, AppendedBytes: 4 << 30, TransitWrittenBytes: 5 << 30,
-			SettledWrittenBytes: 4 << 30, WriteAmplification: 2.25, BacklogSlots: 1, AbsorbLagMs: 2_000, SettleLagMs: 90_000, BlockedChains: 1,
+			SettledWrittenBytes: 4 << 30, WriteAmplification: 2.25, BacklogSlots: 1, AbsorbLagMs: 2_000, SettleLagMs: 90_000, BlockedChains: 1, RewrittenBytes: 1 << 30,
 		},
 		Export: &novapb.BackgroundExport{Enabled: true, IntervalMs: 3_600_000, Begun: 13, Completed: 12, CompletedBegunAt: backgroundNow - 600_000},
 	}
@@ -40,7 +40,7 @@ func TestBackgroundIsShown(t *testing.T) {
 		"told by 2 settlers and 1 reaper at 2027-01-15T08:00:00.000Z", "NO ANSWER from n3.settler: what they know is missing",
 		"absorbing 1 slot to absorb, a backlog for 2s", "settling 3.0 MiB in transit, to settle, the oldest for 1m30s",
 		"settled 5.0 GiB since 2027-01-14T08:00:00.000Z", "BLOCKED 1 chain, see below",
-		"written 5.0 GiB in transit, 4.0 GiB again by settling, for 4.0 GiB appended: 2.25 bytes per byte appended",
+		"written 5.0 GiB in transit, 4.0 GiB by settling (1.0 GiB of it rewritten), for 4.0 GiB appended: 2.25 bytes per byte appended",
 		"export number 12 is complete, begun 10m ago, one every 1h",
 		"OLD sealed at 9 9 4 2 0 3.0 MiB 1m30s 1 damaged stream", "NEW open 7 7 0 ? ? ? -", "there are more: --start-after NEW", "blocked: OLD: too many pins",
 		"reclaim 1000+ 3 4 2m5s ago 8+ 11 12", "chain 1 0 0 in 1h 0 0 0", "unref 0 0 0 - 0 0 0", "see nova background dead",

@@ -88,11 +88,9 @@ func (s *Service) ListChains(ctx context.Context, req *novapb.ListChainsRequest)
 }
 
 // Verify checks one stream, a bucket's, or all; with all, also that the rows of the
-// metadata and the objects in the store belong to each other.
+// metadata and the objects in the store belong to each other. With repair it puts
+// right what can be put right without guessing.
 func (s *Service) Verify(req *novapb.VerifyRequest, srv novapb.AdminService_VerifyServer) error {
-	if req.GetRepair() {
-		return reason.Missing("repair")
-	}
 	ctx, cancel := s.whileRunning(srv.Context())
 	defer cancel()
 	return s.ended(srv.Context(), s.verifyAll(ctx, req, srv))
@@ -100,7 +98,7 @@ func (s *Service) Verify(req *novapb.VerifyRequest, srv novapb.AdminService_Veri
 
 func (s *Service) verifyAll(ctx context.Context, req *novapb.VerifyRequest, srv novapb.AdminService_VerifyServer) error {
 	if req.GetStream() != "" {
-		return s.verifyStream(ctx, req.GetBucket(), req.GetStream(), srv)
+		return s.verifyOne(ctx, req.GetBucket(), req.GetStream(), req.GetRepair(), srv)
 	}
 	buckets := []string{req.GetBucket()}
 	if req.GetAll() {
@@ -124,7 +122,7 @@ func (s *Service) verifyAll(ctx context.Context, req *novapb.VerifyRequest, srv 
 				return err
 			}
 			for _, d := range page.GetStreams() {
-				err := s.verifyStream(ctx, b, d.GetName(), srv)
+				err := s.verifyOne(ctx, b, d.GetName(), req.GetRepair(), srv)
 				if err != nil && ctx.Err() != nil {
 					return err
 				}
@@ -148,11 +146,20 @@ func (s *Service) verifyAll(ctx context.Context, req *novapb.VerifyRequest, srv 
 	if !req.GetAll() {
 		return nil
 	}
-	up, err := s.verify.VerifyObjects(ctx, &readerpb.VerifyObjectsRequest{})
+	up, err := s.verify.VerifyObjects(ctx, &readerpb.VerifyObjectsRequest{Repair: req.GetRepair()})
 	if err != nil {
 		return err
 	}
 	return passOn(up.Recv, srv)
+}
+
+// verifyOne verifies a stream, and repairs it first if it cannot be.
+func (s *Service) verifyOne(ctx context.Context, bucket, name string, repair bool, srv novapb.AdminService_VerifyServer) error {
+	err := s.verifyStream(ctx, bucket, name, srv)
+	if repair && ctx.Err() == nil && repairable(err) {
+		return s.repairStream(ctx, bucket, name, err, srv)
+	}
+	return err
 }
 
 func (s *Service) verifyStream(ctx context.Context, bucket, name string, srv novapb.AdminService_VerifyServer) error {

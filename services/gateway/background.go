@@ -136,6 +136,7 @@ func (h *heard) settler(res *settlerpb.GetProgressResponse) {
 	h.settlers++
 	h.totals.SettledBytes += res.GetSettledBytes()
 	h.totals.SettledWrittenBytes += res.GetWrittenBytes()
+	h.totals.RewrittenBytes += res.GetRewrittenBytes()
 	if since := res.GetSince(); since > 0 && (h.totals.GetSettledSince() == 0 || since < h.totals.GetSettledSince()) {
 		h.totals.SettledSince = since
 	}

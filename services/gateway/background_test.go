@@ -195,11 +195,11 @@ func TestBackgroundIsGathered(t *testing.T) {
 			{ChainId: chainID(4), State: open, AbsorbedTo: 8, SettledTo: 8},
 			{ChainId: chainID(5), State: open, AbsorbedTo: 1},
 		}
-		w.settlers["a"] = &settlerpb.GetProgressResponse{SettledBytes: 100, WrittenBytes: 90, Since: now - 5000, Chains: []*settlerpb.ChainProgress{
+		w.settlers["a"] = &settlerpb.GetProgressResponse{SettledBytes: 100, WrittenBytes: 90, RewrittenBytes: 5, Since: now - 5000, Chains: []*settlerpb.ChainProgress{
 			{ChainId: chainID(3), AbsorbedTo: 80, SettledTo: 40, Backlog: 3, BacklogSince: now - 2000, UnsettledBytes: 1000, UnsettledSince: now - 60_000, Blocked: strings.Repeat("é", 300)},
 			{ChainId: chainID(4), AbsorbedTo: 8, SettledTo: 8, Backlog: 1, BacklogSince: now - 7000},
 		}}
-		w.settlers["b"] = &settlerpb.GetProgressResponse{SettledBytes: 20, WrittenBytes: 30, Since: now - 9000, Chains: []*settlerpb.ChainProgress{
+		w.settlers["b"] = &settlerpb.GetProgressResponse{SettledBytes: 20, WrittenBytes: 30, RewrittenBytes: 6, Since: now - 9000, Chains: []*settlerpb.ChainProgress{
 			// It looked after this one before, and is behind.
 			{ChainId: chainID(3), AbsorbedTo: 80, SettledTo: 30, Backlog: 9, BacklogSince: now - 99_000, UnsettledBytes: 5000, UnsettledSince: now - 99_000},
 		}}
@@ -218,7 +218,7 @@ func TestBackgroundIsGathered(t *testing.T) {
 			Now: now, Settlers: 2, Reapers: 2,
 			Export: &novapb.BackgroundExport{Enabled: true, IntervalMs: 7, Begun: 4, Completed: 3, CompletedBegunAt: 55},
 			Totals: &novapb.BackgroundTotals{
-				UnsettledBytes: 1000, SettledBytes: 120, SettledSince: now - 9000, AppendedBytes: 100, TransitWrittenBytes: 120, SettledWrittenBytes: 120,
+				UnsettledBytes: 1000, SettledBytes: 120, SettledSince: now - 9000, AppendedBytes: 100, TransitWrittenBytes: 120, SettledWrittenBytes: 120, RewrittenBytes: 11,
 				WriteAmplification: 2.4, BacklogSlots: 4, AbsorbLagMs: 7000, SettleLagMs: 60_000, BlockedChains: 1,
 			},
 			Chains: []*novapb.BackgroundChain{

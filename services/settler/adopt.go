@@ -150,6 +150,7 @@ func (s *span) adoptHead(ctx context.Context, p *plan) (bool, error) {
 	}
 	if p.rewrite != nil {
 		s.metrics.rewritten.Add(ctx, p.rewrite.bytes)
+		s.metrics.rewrittenBytes.Add(uint64(p.rewrite.bytes))
 	}
 	for _, o := range pages {
 		o.placed[0].named = true

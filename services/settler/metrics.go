@@ -21,8 +21,8 @@ type metrics struct {
 	rewritten       metric.Int64Counter
 	rewriteFailures metric.Int64Counter
 
-	// The same as settled and written, for GetProgress.
-	settledBytes, writtenBytes atomic.Uint64
+	// The same as settled, written and rewritten, for GetProgress.
+	settledBytes, writtenBytes, rewrittenBytes atomic.Uint64
 }
 
 // load is what a settler looks after.

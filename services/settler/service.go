@@ -239,7 +239,10 @@ func status(err error) error {
 func (s *Service) GetProgress(context.Context, *settlerpb.GetProgressRequest) (*settlerpb.GetProgressResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := &settlerpb.GetProgressResponse{SettledBytes: s.metrics.settledBytes.Load(), WrittenBytes: s.metrics.writtenBytes.Load(), Since: s.began.UnixMilli()}
+	out := &settlerpb.GetProgressResponse{
+		SettledBytes: s.metrics.settledBytes.Load(), WrittenBytes: s.metrics.writtenBytes.Load(), Since: s.began.UnixMilli(),
+		RewrittenBytes: s.metrics.rewrittenBytes.Load(),
+	}
 	for id, t := range s.tracked {
 		bytes, since := t.unsettled()
 		p := &settlerpb.ChainProgress{

@@ -1938,8 +1938,8 @@ type BackgroundTotals struct {
 	// Written: bytes of bundles that chain-writers committed, each counted once,
 	// however often it was sent.
 	TransitWrittenBytes uint64 `protobuf:"varint,5,opt,name=transit_written_bytes,json=transitWrittenBytes,proto3" json:"transit_written_bytes,omitempty"`
-	// Rewritten: bytes of objects that settlers wrote, pages of refs and objects that
-	// came to nothing included.
+	// Bytes of objects that settlers wrote: what was settled, what was rewritten, pages
+	// of refs, and objects that came to nothing.
 	SettledWrittenBytes uint64 `protobuf:"varint,6,opt,name=settled_written_bytes,json=settledWrittenBytes,proto3" json:"settled_written_bytes,omitempty"`
 	// (transit_written_bytes + settled_written_bytes) / appended_bytes: bytes written
 	// for a byte that was appended. What is written is compressed, so it may be below
@@ -1957,8 +1957,11 @@ type BackgroundTotals struct {
 	SettleLagMs int64 `protobuf:"varint,10,opt,name=settle_lag_ms,json=settleLagMs,proto3" json:"settle_lag_ms,omitempty"`
 	// Chains that something keeps from being settled or absorbed.
 	BlockedChains uint32 `protobuf:"varint,11,opt,name=blocked_chains,json=blockedChains,proto3" json:"blocked_chains,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Rewritten: bytes of small runs that became part of larger ones; they are in
+	// settled_written_bytes, too.
+	RewrittenBytes uint64 `protobuf:"varint,12,opt,name=rewritten_bytes,json=rewrittenBytes,proto3" json:"rewritten_bytes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *BackgroundTotals) Reset() {
@@ -2064,6 +2067,13 @@ func (x *BackgroundTotals) GetSettleLagMs() int64 {
 func (x *BackgroundTotals) GetBlockedChains() uint32 {
 	if x != nil {
 		return x.BlockedChains
+	}
+	return 0
+}
+
+func (x *BackgroundTotals) GetRewrittenBytes() uint64 {
+	if x != nil {
+		return x.RewrittenBytes
 	}
 	return 0
 }
@@ -2765,7 +2775,7 @@ const file_nova_v1_admin_proto_rawDesc = "" +
 	"\tmore_dead\x18\b \x01(\bR\bmoreDead\x12\x12\n" +
 	"\x04done\x18\t \x01(\x04R\x04done\x12\x19\n" +
 	"\bnot_done\x18\n" +
-	" \x01(\x04R\anotDone\"\xd9\x03\n" +
+	" \x01(\x04R\anotDone\"\x82\x04\n" +
 	"\x10BackgroundTotals\x12'\n" +
 	"\x0funsettled_bytes\x18\x01 \x01(\x04R\x0eunsettledBytes\x12#\n" +
 	"\rsettled_bytes\x18\x02 \x01(\x04R\fsettledBytes\x12#\n" +
@@ -2778,7 +2788,8 @@ const file_nova_v1_admin_proto_rawDesc = "" +
 	"\rabsorb_lag_ms\x18\t \x01(\x03R\vabsorbLagMs\x12\"\n" +
 	"\rsettle_lag_ms\x18\n" +
 	" \x01(\x03R\vsettleLagMs\x12%\n" +
-	"\x0eblocked_chains\x18\v \x01(\rR\rblockedChains\"\xaf\x01\n" +
+	"\x0eblocked_chains\x18\v \x01(\rR\rblockedChains\x12'\n" +
+	"\x0frewritten_bytes\x18\f \x01(\x04R\x0erewrittenBytes\"\xaf\x01\n" +
 	"\x10BackgroundExport\x12\x18\n" +
 	"\aenabled\x18\x01 \x01(\bR\aenabled\x12\x1f\n" +
 	"\vinterval_ms\x18\x02 \x01(\x03R\n" +

@@ -171,9 +171,12 @@ type GetProgressResponse struct {
 	SettledBytes uint64 `protobuf:"varint,2,opt,name=settled_bytes,json=settledBytes,proto3" json:"settled_bytes,omitempty"`
 	WrittenBytes uint64 `protobuf:"varint,3,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`
 	// When this life began, milliseconds since the Unix epoch.
-	Since         int64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Since int64 `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`
+	// Bytes of small runs that were settled before and became part of larger ones
+	// since then; they are in written_bytes, too.
+	RewrittenBytes uint64 `protobuf:"varint,5,opt,name=rewritten_bytes,json=rewrittenBytes,proto3" json:"rewritten_bytes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetProgressResponse) Reset() {
@@ -230,6 +233,13 @@ func (x *GetProgressResponse) GetWrittenBytes() uint64 {
 func (x *GetProgressResponse) GetSince() int64 {
 	if x != nil {
 		return x.Since
+	}
+	return 0
+}
+
+func (x *GetProgressResponse) GetRewrittenBytes() uint64 {
+	if x != nil {
+		return x.RewrittenBytes
 	}
 	return 0
 }
@@ -541,12 +551,13 @@ const file_nova_settler_v1_settler_proto_rawDesc = "" +
 	"\x0funsettled_bytes\x18\x05 \x01(\x04R\x0eunsettledBytes\x12'\n" +
 	"\x0funsettled_since\x18\x06 \x01(\x03R\x0eunsettledSince\x12\x18\n" +
 	"\ablocked\x18\a \x01(\tR\ablocked\x12#\n" +
-	"\rbacklog_since\x18\b \x01(\x03R\fbacklogSince\"\xad\x01\n" +
+	"\rbacklog_since\x18\b \x01(\x03R\fbacklogSince\"\xd6\x01\n" +
 	"\x13GetProgressResponse\x126\n" +
 	"\x06chains\x18\x01 \x03(\v2\x1e.nova.settler.v1.ChainProgressR\x06chains\x12#\n" +
 	"\rsettled_bytes\x18\x02 \x01(\x04R\fsettledBytes\x12#\n" +
 	"\rwritten_bytes\x18\x03 \x01(\x04R\fwrittenBytes\x12\x14\n" +
-	"\x05since\x18\x04 \x01(\x03R\x05since\"*\n" +
+	"\x05since\x18\x04 \x01(\x03R\x05since\x12'\n" +
+	"\x0frewritten_bytes\x18\x05 \x01(\x04R\x0erewrittenBytes\"*\n" +
 	"\rAbsorbRequest\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\"1\n" +
 	"\x0eAbsorbResponse\x12\x1f\n" +
