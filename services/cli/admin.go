@@ -35,7 +35,7 @@ func (a *app) verifyCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "every stream of every bucket, and that metadata and objects belong to each other")
-	cmd.Flags().BoolVar(&repair, "repair", false, "repair what can be repaired")
+	cmd.Flags().BoolVar(&repair, "repair", false, "put right what can be put right without guessing, and say what the rest needs; exit 1 if any is left")
 	return cmd
 }
 
@@ -68,7 +68,7 @@ func (a *app) verify(ctx context.Context, req *novapb.VerifyRequest) error {
 			return err
 		}
 	}
-	if sum.findings > 0 {
+	if sum.findings > sum.repaired {
 		return errSilent
 	}
 	return nil
@@ -84,7 +84,7 @@ func (a *app) showVerified(m *novapb.VerifyResponse) error {
 	for _, f := range m.GetFindings() {
 		v := view(f)
 		v["stream"] = name
-		if err := a.show(v, func(w io.Writer) { fmt.Fprintf(w, "%s: %s: %s\n", name, f.GetKind(), f.GetMessage()) }); err != nil {
+		if err := a.show(v, func(w io.Writer) { fmt.Fprintf(w, "%s: %s: %s%s\n", name, f.GetKind(), f.GetMessage(), repairOf(f)) }); err != nil {
 			return err
 		}
 	}
@@ -105,11 +105,27 @@ func (a *app) showVerified(m *novapb.VerifyResponse) error {
 
 // verified sums up what was verified.
 type verified struct {
-	streams, records, settled, bytes, chains, objects, findings uint64
+	streams, records, settled, bytes, chains, objects, findings, repaired uint64
+}
+
+// repairOf says what a repair did about a finding; empty without one.
+func repairOf(f *novapb.VerifyFinding) string {
+	switch {
+	case f.GetRepaired():
+		return "\n  repaired: " + f.GetRepair()
+	case f.GetRepair() != "":
+		return "\n  not repaired: " + f.GetRepair()
+	}
+	return ""
 }
 
 func (s *verified) add(m *novapb.VerifyResponse) {
 	s.findings += uint64(len(m.GetFindings()))
+	for _, f := range m.GetFindings() {
+		if f.GetRepaired() {
+			s.repaired++
+		}
+	}
 	switch {
 	case !m.GetDone():
 	case m.GetBucket() == "":
@@ -125,13 +141,17 @@ func (s *verified) add(m *novapb.VerifyResponse) {
 func (s *verified) view() map[string]any {
 	return map[string]any{
 		"streams": s.streams, "records": s.records, "settled_records": s.settled, "bytes": s.bytes, "chains": s.chains, "objects": s.objects,
-		"findings": s.findings, "summary": true,
+		"findings": s.findings, "repaired": s.repaired, "summary": true,
 	}
 }
 
 func (s *verified) print(w io.Writer) {
-	fmt.Fprintf(w, "%d streams, %d records (%d settled), %d bytes, %d chains, %d objects checked: %d findings\n",
+	fmt.Fprintf(w, "%d streams, %d records (%d settled), %d bytes, %d chains, %d objects checked: %d findings",
 		s.streams, s.records, s.settled, s.bytes, s.chains, s.objects, s.findings)
+	if s.repaired > 0 {
+		fmt.Fprintf(w, ", %d of them repaired", s.repaired)
+	}
+	fmt.Fprintln(w)
 }
 
 func (a *app) fleetCommand() *cobra.Command {

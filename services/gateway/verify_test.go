@@ -118,7 +118,6 @@ func TestVerifyCoversWhatIsAskedFor(t *testing.T) {
 		{"a stream that cannot be read", &novapb.VerifyRequest{All: true}, map[string]error{"x": down}, []string{"x", "y", "z", "objects"}, []string{"unreadable", "leak"}, codes.OK},
 		{"a stream that was deleted", &novapb.VerifyRequest{Bucket: "a"}, map[string]error{"x": reason.New(codes.NotFound, reason.StreamNotFound, "gone")}, []string{"x", "y"}, nil, codes.OK},
 		{"objects that cannot be listed", &novapb.VerifyRequest{All: true}, map[string]error{"objects": down}, []string{"x", "y", "z", "objects"}, []string{"leak"}, codes.Unavailable},
-		{"no repair", &novapb.VerifyRequest{All: true, Repair: true}, nil, nil, nil, codes.Unimplemented},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v := &verifiers{streams: map[string][]string{"a": {"x", "y"}, "b": {"z"}}, fail: c.fail}
