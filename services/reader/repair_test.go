@@ -90,7 +90,7 @@ func TestSurveyRepairs(t *testing.T) {
 		}},
 		"a run that is named and dead": {func(e *estate) { e.rows.settled[e.shared].Live[0] = 0 }, "", "do not fit", true, nil},
 		"a slot that is lost":          {func(e *estate) { e.delete(e.slotKey(e.open, 5)) }, "", "copy", true, nil},
-		"work that was set aside":      {func(e *estate) { e.due(&indexpb.Due{Queue: "dead-unref", StreamId: "S", Attempts: 9}) }, "", "Revive", true, nil},
+		"work that was set aside":      {func(e *estate) { e.due(&indexpb.Due{Queue: "dead-unref", StreamId: "S", Attempts: 9}) }, "", "background revive unref", true, nil},
 		"an object of nobody":          {func(e *estate) { e.putObject("chain-backup/x", []byte("x")) }, "", "by hand", true, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -205,7 +205,7 @@ func (v *survey) deadLetters(ctx context.Context) error {
 			return err
 		}
 		for _, m := range dead {
-			v.counted.Findings = append(v.counted.Findings, v.dead(queue, finding("dead_letter", "queue %s: %s failed %d times and was set aside: stream %q, chain %q, object %q",
+			v.counted.Findings = append(v.counted.Findings, v.dead(queue, m.Due, finding("dead_letter", "queue %s: %s failed %d times and was set aside: stream %q, chain %q, object %q",
 				queue, m.Due.GetDueId(), m.Due.GetAttempts(), m.Due.GetStreamId(), m.Due.GetChainId(), m.Due.GetObject()))...)
 		}
 		if len(dead) == listAtOnce {
@@ -216,10 +216,10 @@ func (v *survey) deadLetters(ctx context.Context) error {
 }
 
 // dead says how such work is taken up again.
-func (v *survey) dead(queue string, found []*novapb.VerifyFinding) []*novapb.VerifyFinding {
+func (v *survey) dead(queue string, d *indexpb.Due, found []*novapb.VerifyFinding) []*novapb.VerifyFinding {
 	for _, f := range found {
 		if v.repair {
-			f.Repair = fmt.Sprintf("when its cause is gone, which the reaper's log tells: grpcurl -plaintext -d '{\"queue\":\"%s\"}' REAPER:7789 nova.reaper.v1.ReaperService/Revive", queue)
+			f.Repair = fmt.Sprintf("when its cause is gone, which the reapers' logs tell: nova background revive %s %s", queue, d.GetDueId())
 		}
 	}
 	return found
