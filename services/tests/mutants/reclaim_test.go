@@ -5,6 +5,18 @@ package mutants
 // reclaimMutants break the rules of deleting what nothing names any more.
 var reclaimMutants = []mutant{
 	{
+		rule: "what an export needs that is kept stays until both are younger", invariant: "I11", file: "services/reaper/exports.go",
+		old: "if st.GetOldestKept() >= need {",
+		new: "if st.GetCompleted() >= need {",
+		pkg: "services/reaper", test: "TestNothingGoesThatAnExportNeeds",
+	},
+	{
+		rule: "an export that has begun does not show what died after", invariant: "I11", file: "services/reaper/exports.go",
+		old: "need = st.GetBegun() + 1",
+		new: "need = st.GetBegun()",
+		pkg: "services/reaper", test: "TestNothingGoesThatAnExportNeeds",
+	},
+	{
 		rule: "a judge changes a head before it looks what that names", invariant: "I11", file: "services/reaper/settled.go",
 		old: "h.head, _, h.err = b.s.index.BumpHead(ctx, id)",
 		new: "h.head, _, h.err = b.s.index.ProvenHead(ctx, id)",
