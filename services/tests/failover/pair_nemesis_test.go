@@ -323,7 +323,19 @@ func fightPair(t *testing.T, p plan, length time.Duration) {
 	pair := startPair(t)
 	doors := pair.doors()
 	p.upkeep, p.alarms = pair.upkeep(), pair.alarms
+	every, err := time.ParseDuration(exports())
+	if err != nil {
+		t.Fatalf("NOVA_EXPORTS: %v", err)
+	}
+	end := func() {}
+	if every > 0 {
+		end = pair.export(every)
+	}
 	p.run(t, r, doors, &pairNemesis{pair: pair, doors: doors}, length)
+	end()
+	if every > 0 && !t.Failed() {
+		pair.restore()
+	}
 	if p.report.of("append done") == 0 {
 		t.Error(errors.New("no append was acknowledged"))
 	}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -24,6 +26,7 @@ import (
 	"github.com/nova-stream/nova/services/index"
 	"github.com/nova-stream/nova/services/novad"
 	"github.com/nova-stream/nova/services/reaper"
+	"github.com/nova-stream/nova/services/restore"
 	"github.com/nova-stream/nova/services/settler"
 )
 
@@ -52,6 +55,52 @@ func (p *pair) upkeep() *upkeep {
 		p.t.Fatal(err)
 	}
 	return newUpkeep(indexpb.NewIndexServiceClient(direct{svc}), p.objects, true)
+}
+
+// export exports the metadata until it is ended, as an index of its own.
+func (p *pair) export(every time.Duration) (end func()) {
+	p.t.Helper()
+	svc, err := index.New(index.Config{}, index.Deps{Store: p.rows})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	e, err := index.NewExporting(svc, index.ExportConfig{Interval: every}, p.objects)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := e.Run(ctx); err != nil {
+			p.t.Error(err)
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// restore ends the nodes, loses the metastore and restores it: nothing that the
+// newest export needs was deleted.
+func (p *pair) restore() {
+	p.t.Helper()
+	for _, m := range p.nodes {
+		node := m.node
+		m.node = nil
+		if err := node.Close(); err != nil {
+			p.t.Errorf("stop %s: %v", m.id, err)
+		}
+	}
+	rows := metamem.New()
+	defer rows.Close()
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+	report, err := restore.Run(p.t.Context(), restore.Deps{Objects: p.objects, Metastore: rows, Log: log})
+	if err != nil || report.Damage > 0 {
+		p.t.Errorf("restore: %+v, %v", report, err)
+	}
+	p.t.Logf("restored: %+v", report)
 }
 
 // member is one of a pair.

@@ -20,12 +20,12 @@ var split = constellation.Shared{
 	More: map[string][]string{
 		"nova-settler": {"--settle-age", "1s", "--settle-mib", "1", "--settle-memory-mib", "64", "--read-grace", "1s"},
 		"nova-reaper":  {"--read-grace", "1s"},
-		"nova-index":   {"--export-interval", exportInterval(), "--s3-bucket", "$S3_BUCKET", "--s3-endpoint", "$S3_ENDPOINT", "--s3-path-style"},
+		"nova-index":   {"--export-interval", exports()},
 	},
 }
 
-// exportInterval is NOVA_EXPORTS, if that is set.
-func exportInterval() string {
+// exports is how often the metadata are exported: NOVA_EXPORTS, by default never.
+func exports() string {
 	if text := os.Getenv("NOVA_EXPORTS"); text != "" {
 		return text
 	}
