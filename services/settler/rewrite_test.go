@@ -14,6 +14,7 @@ import (
 	"github.com/nova-stream/nova/libs/directory"
 	metafault "github.com/nova-stream/nova/libs/metastore/fault"
 	"github.com/nova-stream/nova/libs/objectstore/fault"
+	"github.com/nova-stream/nova/libs/settled"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
@@ -535,6 +536,25 @@ func TestRewrittenRunsAreWhole(t *testing.T) {
 			t.Errorf("%d bytes were held, of a memory of %d", most, memory)
 		}
 	})
+}
+
+// What is rewritten goes into the next object if this one has no room for all of it.
+func TestRewrittenRunIsNotSplit(t *testing.T) {
+	s := &span{engine: &engine{memory: 64 << 10}} // objects of 16 KiB, 15 KiB of frames
+	for _, c := range []struct {
+		bytes     int64
+		rewritten bool
+		splits    bool
+	}{{14 << 10, true, false}, {15 << 10, true, true}, {15 << 10, false, false}} {
+		w := &writer{span: s, object: settled.NewBuilder()}
+		p := &plan{bytes: c.bytes}
+		if c.rewritten {
+			p.rewrite = &rewrite{}
+		}
+		if got := w.splits(p); got != c.splits {
+			t.Errorf("%d bytes to %d: splits %t", c.bytes, w.object.Size(), got)
+		}
+	}
 }
 
 // Streams that began together do not all hold up the same span.
