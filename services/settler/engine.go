@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -44,6 +45,9 @@ type engine struct {
 	bytes    uint64        // of the entries of a span
 	windows  int           // of a span
 	rewrites int           // RewriteRuns
+
+	limitsMu sync.Mutex
+	limits   map[stream.ID]limits
 }
 
 func newEngine(cfg Config, deps Deps, m *metrics) *engine {

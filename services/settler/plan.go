@@ -27,6 +27,7 @@ type plan struct {
 	head    *indexpb.Head // as read
 	version int64
 	state   head.State // after the fold
+	limits  limits     // of one that has chunks to store
 	// unfolded are the entries that the head did not hold, in order; none once the
 	// plan is only to change the row.
 	unfolded []directory.Located
@@ -120,6 +121,9 @@ func (s *span) planOne(ctx context.Context, w *work) (*plan, error) {
 			err = s.broken(ctx, p, log)
 		}
 		return nil, err
+	}
+	if len(p.store) > 0 {
+		p.limits = s.limitsOf(ctx, p.id)
 	}
 	s.rewrite(p)
 	return p, nil

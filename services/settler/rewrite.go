@@ -62,8 +62,14 @@ func (s *span) rewritten(p *plan) *rewrite {
 	if uint64(first.BaseSeq) != end.GetNextSeq() || uint64(first.HashBefore) != end.GetHashAfter() || int64(first.FirstTimestamp) < end.GetLastTimestamp() {
 		return nil
 	}
-	room := min(s.groupBytes()-p.weight, s.frameBytes()-p.bytes)
-	oldest := int64(p.store[len(p.store)-1].Chunk.LastTimestamp) - rewriteTime.Milliseconds()
+	room, covers := min(s.groupBytes()-p.weight, s.frameBytes()-p.bytes), rewriteTime
+	if p.limits.age > 0 {
+		covers = min(covers, p.limits.age/limitShare)
+	}
+	if p.limits.bytes > 0 {
+		room = min(room, int64(min(p.limits.bytes/limitShare, rewriteBytes)))
+	}
+	oldest := int64(p.store[len(p.store)-1].Chunk.LastTimestamp) - covers.Milliseconds()
 	var found *rewrite
 	size, highest, of := int64(0), uint32(0), map[uint32]int{}
 	for i := len(refs) - 1; i >= 0; i-- {

@@ -817,7 +817,8 @@ func TestCostOfASpan(t *testing.T) {
 		}
 		want := map[string]int{
 			"GetHead": streams, "PutHead": streams,
-			"GetChain": 2, "PutChain": 1, "ListDirectories": 1, "GetShard": shards,
+			"GetDescriptor": streams, // once an hour
+			"GetChain":      2, "PutChain": 1, "ListDirectories": 1, "GetShard": shards,
 			"PutDue": 2, "DeleteDue": 1, // of the object and of what may be reclaimed
 			"PutSettledObject": 3, // made, touched, adopted
 		}

@@ -52,10 +52,12 @@ func (g *group) add(p *plan) {
 	g.weight += p.weight
 }
 
+// kin is equal for streams that may share objects.
+func (p *plan) kin() string { return p.limits.kin(p.head.GetBucketId()) }
+
 // settle is steps 4 to 6. It returns the streams to take up again.
 func (g *group) settle(ctx context.Context) (again []*work, err error) {
-	// Objects are shared by streams of one bucket only.
-	slices.SortStableFunc(g.plans, func(a, b *plan) int { return cmp.Compare(a.head.GetBucketId(), b.head.GetBucketId()) })
+	slices.SortStableFunc(g.plans, func(a, b *plan) int { return cmp.Compare(a.kin(), b.kin()) })
 	plans, again, err := g.readOld(ctx)
 	if err != nil {
 		return nil, err
@@ -133,7 +135,7 @@ func (w *writer) write(ctx context.Context, plans []*plan) (map[*plan]*errLog, e
 	}
 	for i, p := range plans {
 		alone := p.bytes >= aloneBytes
-		if i > 0 && (alone || plans[i-1].bytes >= aloneBytes || p.head.GetBucketId() != plans[i-1].head.GetBucketId() || w.splits(p)) {
+		if i > 0 && (alone || plans[i-1].bytes >= aloneBytes || p.kin() != plans[i-1].kin() || w.splits(p)) {
 			if err := w.seal(ctx); err != nil {
 				return nil, err
 			}
