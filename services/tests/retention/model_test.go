@@ -51,14 +51,10 @@ type generation struct {
 	trimming uint64    // asked
 	emptied  time.Time // when a trim to the tail was first asked for since the last record
 	deleting bool
-	fresh    bool // it begins again: the last one of this name is gone
 }
 
 // bodyOf returns the body of a record.
 func (g *generation) bodyOf(seq int) []byte {
-	var key [32]byte
-	binary.LittleEndian.PutUint64(key[:], g.seed)
-	binary.LittleEndian.PutUint64(key[8:], uint64(seq))
 	r := rand.NewPCG(g.seed, uint64(seq))
 	n := g.size/2 + int(r.Uint64()%uint64(g.size/2+1))
 	b := make([]byte, (n+7)/8*8)
@@ -92,8 +88,6 @@ func (g *generation) emptySince() time.Time {
 	var at time.Time
 	switch {
 	case g.sent == 0:
-		return g.created
-	case g.cfg.GetRetentionBytes() > 0 && g.sum(0, g.sent) == 0:
 		return g.created
 	case g.age() > 0 && len(g.times) == g.sent:
 		at = time.UnixMilli(g.times[len(g.times)-1]).Add(g.age())
@@ -157,7 +151,7 @@ func (g *generation) judge(x extent) error {
 
 // tooSoon finds a record that is gone and should not be.
 func (g *generation) tooSoon(x extent) error {
-	if x.first <= max(g.trimming, 0) {
+	if x.first <= g.trimming {
 		return nil
 	}
 	last := int(x.first) - 1 // the last one that is gone

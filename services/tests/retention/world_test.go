@@ -74,6 +74,7 @@ type world struct {
 	log     *slog.Logger
 	public  grpc.ClientConnInterface // of the gateway
 	missed  atomic.Int64             // objects that were not there for a reader
+	slow    atomic.Int64             // see slow
 	stop    []func()                 // in reverse
 
 	mu    sync.Mutex
@@ -187,7 +188,7 @@ func (w *world) startAll(p pace) {
 	}
 	w.start("reader-0", discovery.Reader, func(_, _ string, m *mortal, _ discovery.Registry) (node.Part, error) {
 		return reader.New(reader.Config{}, reader.Deps{
-			Index: w.indexOf(m), Router: w.router, Cache: counting{w.cacheOf(m), &w.missed}, Objects: w.objects, Log: w.log,
+			Index: w.indexOf(m), Router: w.router, Cache: slow{w.cacheOf(m), &w.missed, &w.slow}, Objects: w.objects, Log: w.log,
 		})
 	})
 	w.start("gateway-0", discovery.Gateway, func(_, _ string, m *mortal, r discovery.Registry) (node.Part, error) {
@@ -386,13 +387,26 @@ func (s mortalStore) Delete(ctx context.Context, keys ...string) error {
 	return s.Store.Delete(ctx, keys...)
 }
 
-// counting is the cache of a reader: it counts what is not there.
-type counting struct {
+// slow is the cache of a reader that takes its time now and then, between learning
+// where something is and reading it. It counts what is not there any more.
+type slow struct {
 	cachepb.CacheServiceClient
 	missed *atomic.Int64
+	next   *atomic.Int64 // when it is slow again, milliseconds since the Unix epoch
 }
 
-func (c counting) ReadRange(ctx context.Context, req *cachepb.ReadRangeRequest, opts ...grpc.CallOption) (*cachepb.ReadRangeResponse, error) {
+const (
+	slowness = 30 * time.Second // less than a read may take, and the grace
+	slowOnce = 45 * time.Second
+)
+
+func (c slow) ReadRange(ctx context.Context, req *cachepb.ReadRangeRequest, opts ...grpc.CallOption) (*cachepb.ReadRangeResponse, error) {
+	if next, now := c.next.Load(), time.Now(); now.UnixMilli() >= next && c.next.CompareAndSwap(next, now.Add(slowOnce).UnixMilli()) {
+		select {
+		case <-time.After(slowness): // part of the schedule
+		case <-ctx.Done():
+		}
+	}
 	res, err := c.CacheServiceClient.ReadRange(ctx, req, opts...)
 	if reason.Code(err) == codes.NotFound {
 		c.missed.Add(1)
