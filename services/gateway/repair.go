@@ -37,8 +37,11 @@ func (s *Service) repairStream(ctx context.Context, bucket, name string, cause e
 		return err
 	}
 	res, err := s.repairBy(ctx, &settlerpb.RepairStreamRequest{StreamId: at.ID.String()})
-	if err != nil {
-		return err
+	switch {
+	case err != nil && (ctx.Err() != nil || !reason.Is(cause, reason.StreamQuarantine)):
+		return cause
+	case err != nil:
+		res = &settlerpb.RepairStreamResponse{Why: "no settler could try: " + reason.Code(err).String() + " " + string(reason.Of(err))}
 	}
 	if res.GetRepaired() && !reason.Is(cause, reason.StreamQuarantine) && res.GetEntries() == 0 && res.GetPins() == 0 {
 		return cause // it was no quarantine
