@@ -758,7 +758,8 @@ func TestGroupsWithinTheMemory(t *testing.T) {
 		p := w.process(Config{SettleMemory: settlesAtOnce * memory})
 		p.must(w)
 		counts := p.objects.Counts()
-		if read, entries := counts[fault.GetRange].Read, int64(40*10*30_000); read > entries*3/2 {
+		// Gaps that are short are read along; which there are depends on the streams' ids.
+		if read, entries := counts[fault.GetRange].Read, int64(40*10*30_000); read > 2*entries {
 			t.Errorf("%d bytes were read for %d of entries", read, entries)
 		}
 		if n := counts[fault.PutIfAbsent].Calls; n < 6 || n > 12 {
