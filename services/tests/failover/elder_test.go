@@ -49,7 +49,7 @@ func (e *elder) grow(ctx context.Context, doors []*door, until time.Time) {
 			e.acked[res.GetAck().GetFirstSeq()] = n
 			e.next = res.GetAck().GetNextSeq()
 		}
-		if n%elderKeeps == elderKeeps-1 && e.next > elderKeeps {
+		if n%50 == 49 && e.next > elderKeeps {
 			seq := max(e.trim, e.next-elderKeeps)
 			if _, err := d.appends.Trim(call, &novapb.TrimRequest{Bucket: bucket, Stream: e.stream, Seq: seq}); err == nil {
 				e.trim = seq

@@ -38,7 +38,7 @@ type trouble func(n *pairNemesis, ctx context.Context, r *rand.Rand, m *member) 
 var troubles = []trouble{
 	(*pairNemesis).cutOff, (*pairNemesis).lagThenKill, (*pairNemesis).kill,
 	(*pairNemesis).cutOff, (*pairNemesis).lagThenKill, (*pairNemesis).restart, (*pairNemesis).objectFault, (*pairNemesis).objectFault,
-	(*pairNemesis).rowFault, (*pairNemesis).settlingFault, (*pairNemesis).settlingFault, (*pairNemesis).outage, (*pairNemesis).seal, (*pairNemesis).drain,
+	(*pairNemesis).rowFault, (*pairNemesis).settlingFault, (*pairNemesis).settlingFault, (*pairNemesis).slowRows, (*pairNemesis).outage, (*pairNemesis).seal, (*pairNemesis).drain,
 }
 
 // hurt implements nemesis.
@@ -234,6 +234,17 @@ func (n *pairNemesis) rowFault(ctx context.Context, r *rand.Rand, m *member) (st
 	return "metastore: " + f.name, nil
 }
 
+// slowRows holds changes of heads, of chains or of settled objects up, on both
+// nodes: what was armed before them is due long before they land.
+func (n *pairNemesis) slowRows(_ context.Context, r *rand.Rand, _ *member) (string, error) {
+	prefix := []string{"head/", "head/", "chain/", "settled/"}[r.IntN(4)]
+	for _, m := range n.nodes {
+		m.rows.Script(metafault.Rule{Op: metafault.Write, Prefix: prefix, Times: 200, Do: metafault.Delay, Delay: some(r, 600*time.Millisecond)})
+	}
+	time.Sleep(some(r, 800*time.Millisecond))
+	return "metastore: changes are slow", nil
+}
+
 // sealChain ends a chain that somebody writes, under its writers.
 func sealChain(ctx context.Context, d *door, r *rand.Rand) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -304,7 +315,7 @@ func drain(ctx context.Context, d *door, r *rand.Rand, undo *func(context.Contex
 // pairPlan is a run on a pair.
 var pairPlan = plan{
 	streams: 3, ops: 60, length: 2500 * time.Millisecond, timeout: 2500 * time.Millisecond,
-	patience: time.Minute, search: 20 * time.Second,
+	patience: time.Minute, search: 20 * time.Second, settles: 75,
 }
 
 // Two nodes, their stores hurt, killed and cut off: nothing is lost, nothing is

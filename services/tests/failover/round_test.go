@@ -24,6 +24,7 @@ type plan struct {
 	timeout  time.Duration // of a call
 	patience time.Duration // for the constellation to be whole after a round
 	search   time.Duration // for Porcupine, per history
+	settles  int           // percent of the rounds during which slots are settled and reclaimed, at least
 	upkeep   *upkeep       // of the constellation
 	alarms   *alarms       // of its logs
 	elder    *elder
@@ -71,7 +72,7 @@ func (p *plan) run(t *testing.T, r *rand.Rand, doors []*door, enemy nemesis, len
 		}
 	}
 	p.tell(ctx, t, began)
-	p.report.happened(t)
+	p.report.happened(t, p.settles)
 	// What nobody could judge proves nothing.
 	verdicts := p.report.verdicts
 	if n, all := verdicts[porcupine.Unknown], verdicts[porcupine.Ok]+verdicts[porcupine.Unknown]; n*10 > all {

@@ -50,6 +50,7 @@ func splitDoors(t *testing.T, c *constellation.Constellation) []*door {
 // splitPlan is a run on the split shape.
 var splitPlan = plan{
 	streams: 3, ops: 60, length: 8 * time.Second, timeout: 5 * time.Second, patience: 2 * time.Minute, search: 20 * time.Second,
+	settles: 40, // it takes seconds until anything is looked at
 }
 
 // Separate processes over real servers, killed, stopped and frozen: nothing is
