@@ -17,9 +17,17 @@
 //     what they claim must be true at that moment. What was UNKNOWN may take
 //     effect at any moment after its request, or never.
 //
+// What the clients store is settled and reclaimed meanwhile (upkeep_test.go): ages
+// and intervals are short, and of a pair markers become due as if hours or days had
+// passed. A round ends when all is settled and no slot is left; everything is read
+// once more then, and "verify --all" must find nothing. One stream, the elder, lives
+// through all rounds; the others are deleted during the next. An error in a log
+// fails a run, and so does one in which too little was settled.
+//
 // The nemesis of one process (pair_test.go) is faults between two nodes and the
 // stores they share; that of the split shape (split_test.go) is signals to real
 // processes. `make soak` runs both for NOVA_SOAK, an hour if unset, and rounds of
 // kills that measure how long streams are silent (kill_test.go). NOVA_SEED
-// repeats the choices of a run as far as scheduling allows.
+// repeats the choices of a run as far as scheduling allows. With NOVA_EXPORTS=2s the
+// metadata are exported so often, and a run on a pair ends with a restore.
 package failover
