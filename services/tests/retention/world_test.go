@@ -40,6 +40,8 @@ const (
 	shards   = 8
 	leaseTTL = 30 * time.Second
 	exports  = time.Hour
+	// tailWindow is small, so that leaders say where records are, and readers read slots.
+	tailWindow = 16 << 10
 )
 
 // pace is how often services look for work that nobody tells them of.
@@ -169,7 +171,7 @@ func (w *world) startAll(p pace) {
 	}
 	for _, id := range leaders {
 		w.start(id, discovery.Sequencer, func(id, address string, m *mortal, r discovery.Registry) (node.Part, error) {
-			return sequencer.New(sequencer.Config{NodeID: id, Address: address, LeaseTTL: p.lease, Shards: shards, SettledEvery: p.settled}, sequencer.Deps{
+			return sequencer.New(sequencer.Config{NodeID: id, Address: address, LeaseTTL: p.lease, Shards: shards, SettledEvery: p.settled, TailWindowBytes: tailWindow}, sequencer.Deps{
 				Index: w.indexOf(m), Conns: mortalConns{m, w.pool}, Registry: r, Log: w.log,
 			})
 		})
