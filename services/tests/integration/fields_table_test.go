@@ -287,7 +287,7 @@ var fieldTable = map[string]methodFields{
 			"bucket": bucketName,
 			"stream": {bad: streamName.bad[1:], good: append([]any{""}, streamName.good...)},
 			"all":    {bad: []badValue{{what: "beside a stream", value: true, limit: "bucket or stream"}}},
-			"repair": {good: []any{true}},
+			"repair": no("either is right"),
 		},
 	},
 	"AdminService/MintToken": {
