@@ -38,7 +38,7 @@ type trouble func(n *pairNemesis, ctx context.Context, r *rand.Rand, m *member) 
 var troubles = []trouble{
 	(*pairNemesis).cutOff, (*pairNemesis).lagThenKill, (*pairNemesis).kill,
 	(*pairNemesis).cutOff, (*pairNemesis).lagThenKill, (*pairNemesis).restart, (*pairNemesis).objectFault, (*pairNemesis).objectFault,
-	(*pairNemesis).rowFault, (*pairNemesis).settlingFault, (*pairNemesis).settlingFault, (*pairNemesis).slowRows, (*pairNemesis).outage, (*pairNemesis).seal, (*pairNemesis).drain,
+	(*pairNemesis).rowFault, (*pairNemesis).settlingFault, (*pairNemesis).settlingFault, (*pairNemesis).slowRows, (*pairNemesis).slowThenKill, (*pairNemesis).outage, (*pairNemesis).seal, (*pairNemesis).drain,
 }
 
 // hurt implements nemesis.
@@ -245,6 +245,15 @@ func (n *pairNemesis) slowRows(_ context.Context, r *rand.Rand, _ *member) (stri
 	return "metastore: changes are slow", nil
 }
 
+// slowThenKill kills a node while it changes heads: what it armed before them
+// finds that they were not changed.
+func (n *pairNemesis) slowThenKill(ctx context.Context, r *rand.Rand, m *member) (string, error) {
+	m.rows.Script(metafault.Rule{Op: metafault.Write, Prefix: "head/", Times: 200, Do: metafault.Delay, Delay: 600 * time.Millisecond})
+	time.Sleep(200*time.Millisecond + some(r, 400*time.Millisecond))
+	m.kill()
+	return "slow heads, then kill", m.restart(ctx)
+}
+
 // sealChain ends a chain that somebody writes, under its writers.
 func sealChain(ctx context.Context, d *door, r *rand.Rand) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -341,6 +350,7 @@ func fightPair(t *testing.T, p plan, length time.Duration) {
 	end := func() {}
 	if every > 0 {
 		end = pair.export(every)
+		p.settles /= 3 // reclaiming waits for exports
 	}
 	p.run(t, r, doors, &pairNemesis{pair: pair, doors: doors}, length)
 	end()
