@@ -133,14 +133,18 @@ func (x *exportRun) chain(ctx context.Context, c *indexpb.Chain) error {
 	return errors.New("its directories have a gap")
 }
 
-// directories returns those of a chain that are not reclaimed and below absorbed_to,
-// and from which slot on they have no gap up to there.
+// directories returns those of a chain that are not reclaimed, or have slots that a pin
+// keeps, and are below absorbed_to, and from which slot on they have no gap up to there.
 func (x *exportRun) directories(ctx context.Context, c *indexpb.Chain) (out []*indexpb.Directory, from uint64, err error) {
 	if c.GetState() == indexpb.ChainState_CHAIN_STATE_RETIRED {
 		return nil, c.GetSettledTo(), nil
 	}
 	id := c.GetChainId()
-	first := c.GetReclaimedTo() - min(c.GetReclaimedTo(), chain.Window-1) // one may begin below it
+	first := c.GetReclaimedTo()
+	for _, p := range c.GetPins() {
+		first = min(first, p.GetFrom()) // a repair needs those of slots that are kept
+	}
+	first -= min(first, chain.Window-1) // one may begin below it
 	err = x.scan(ctx, id, directoryKey(id, first).Path, directoryKey(id, c.GetAbsorbedTo()).Path, func(rows []metastore.Row) error {
 		for _, row := range rows {
 			d := &indexpb.Directory{}

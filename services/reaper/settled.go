@@ -175,7 +175,7 @@ func (s *Service) lookForRuns(ctx context.Context, row *indexpb.SettledObject, v
 
 // runsOf returns which runs of an object are live, and how to look for one: by a
 // bump of its stream's head, then by a walk of what that names. Of an object that
-// does not exist no run is named: its maker puts it before it reads a head, and
+// does not exist no run is named: its maker puts it before it touches the row, and
 // whoever deletes it knows that none is.
 func (s *Service) runsOf(ctx context.Context, row *indexpb.SettledObject) (named func(context.Context, uint32) (bool, error), live []uint32, err error) {
 	for run := range row.GetRuns() {

@@ -63,6 +63,12 @@ func (s *Service) deleteStream(ctx context.Context, m catalog.Marker) error {
 		}
 		m.Due.Since = s.now().UnixMilli()
 	}
+	if !deleted && h.GetQuarantine() != "" {
+		// The entry is committed, and nobody folds up to it.
+		if err := s.index.DeleteBrokenHead(ctx, id); err != nil {
+			return err
+		}
+	}
 	if !deleted {
 		return later{s.cfg.ReadGrace, "the delete is not settled"}
 	}

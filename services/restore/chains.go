@@ -143,7 +143,7 @@ func (r *restore) putChain(ctx context.Context, id string) error {
 		r.damaged(ctx, "slots of a chain are gone that were not settled when the export was made; streams that had records there are quarantined when they are opened",
 			"chain", id, "from", settled, "to", from)
 	}
-	for _, d := range kept {
+	for _, d := range slices.Concat(r.pinned(id, record, from), kept) {
 		if err := r.rows.Put(ctx, d); err != nil {
 			return err
 		}
@@ -185,6 +185,7 @@ func (r *restore) absorbAgain(ctx context.Context, id string, record *indexpb.Ch
 	if at >= record.GetAbsorbedTo() || !r.bucket.holds(id, record.GetSettledTo(), record.GetAbsorbedTo()) {
 		return false, nil
 	}
+	was := record.GetProgress()
 	record.AbsorbedTo, record.AbsorbingTo, record.Progress = at, at, nil
 	met := map[stream.Shard]bool{}
 	for slot := at; r.bucket.holds(id, slot, slot+1); slot++ {
@@ -200,6 +201,11 @@ func (r *restore) absorbAgain(ctx context.Context, id string, record *indexpb.Ch
 			if e.Kind != bundle.KindFence && e.EntryNo > 0 {
 				record.Progress = append(record.Progress, &indexpb.ShardProgress{Shard: uint32(e.Shard), Epoch: uint64(e.Epoch), NextEntry: uint64(e.EntryNo)})
 			}
+		}
+	}
+	for _, p := range was {
+		if !met[stream.Shard(p.GetShard())] {
+			record.Progress = append(record.Progress, p) // all of it lies below
 		}
 	}
 	slices.SortFunc(record.Progress, func(a, b *indexpb.ShardProgress) int { return int(int64(a.GetShard()) - int64(b.GetShard())) })
@@ -228,6 +234,15 @@ func (r *restore) present(id string, record *indexpb.Chain) []*indexpb.Directory
 		first, next = i, d.GetFrom()
 	}
 	return all[first:]
+}
+
+// pinned returns the directories below a slot that a repair of quarantined streams
+// needs: those of pinned slots.
+func (r *restore) pinned(id string, record *indexpb.Chain, below uint64) []*indexpb.Directory {
+	return slices.DeleteFunc(r.sorted(id), func(d *indexpb.Directory) bool {
+		pins := func(p *indexpb.ChainPin) bool { return p.GetFrom() < d.GetTo() && p.GetTo() > d.GetFrom() }
+		return d.GetTo() > below || !r.bucket.directories[id][d.GetObject()] || !slices.ContainsFunc(record.GetPins(), pins)
+	})
 }
 
 // readTail finds where epochs begin in the slots that are not absorbed.

@@ -109,6 +109,9 @@ func (r *restore) putDescriptor(ctx context.Context, d *indexpb.StreamDescriptor
 		due.Queue, due.Number = "delete", uint64(d.GetShard())
 		return r.due(ctx, d.GetStreamId(), due)
 	}
+	if !d.GetUnfinished() {
+		d.RetentionMarker = d.GetStreamId() // see below
+	}
 	put(d)
 	if d.GetUnfinished() {
 		due.Queue = index.QueueCreate

@@ -84,7 +84,7 @@ func (s *span) adoptHead(ctx context.Context, p *plan) (bool, error) {
 			return false, nil
 		}
 	}
-	next, dead, deadPages, err := p.next(ctx, s.loader(p.id), s.name)
+	next, dead, deadPages, err := p.next(ctx, s)
 	if errors.Is(err, errRewrite) {
 		s.unwritten(ctx, p, err)
 		return false, nil

@@ -305,13 +305,13 @@ func (s *span) keep(ctx context.Context, p *plan, log *errLog) error {
 
 // next returns the head as it is to be: folded, with the new refs, without what
 // is trimmed or rewritten, and what is dead by that.
-func (p *plan) next(ctx context.Context, load history.Load, chain string) (next *indexpb.Head, dead []*indexpb.Ref, deadPages []*indexpb.RefPage, err error) {
+func (p *plan) next(ctx context.Context, s *span) (next *indexpb.Head, dead []*indexpb.Ref, deadPages []*indexpb.RefPage, err error) {
 	next = proto.CloneOf(p.head)
 	if p.lift {
 		next.Quarantine, next.Pins = "", nil
 	}
 	if p.deleted != nil && next.GetDeletedChain() == "" {
-		next.DeletedChain, next.DeletedSlot = chain, uint64(*p.deleted)
+		next.DeletedChain, next.DeletedSlot = s.name, uint64(*p.deleted)
 	}
 	if p.unfolded == nil {
 		return next, nil, nil, nil
@@ -320,7 +320,13 @@ func (p *plan) next(ctx context.Context, load history.Load, chain string) (next 
 	if p.state.Deleted {
 		return next, nil, nil, nil // its teardown drops all that the head names
 	}
-	dead, deadPages, err = history.Trim(ctx, load, next, p.state.Trim)
+	dead, deadPages, err = history.Trim(ctx, s.loader(p.id), next, p.state.Trim)
+	if errors.Is(err, history.ErrGone) {
+		// The head is an old read, and then its change fails. Or the page is lost: what
+		// it names can never be dropped, and the rest of the chain must not wait for it.
+		s.log.ErrorContext(ctx, "a page of refs is gone", "stream", p.id.String(), "err", err)
+		err = nil
+	}
 	if err == nil {
 		var replaced []*indexpb.Ref
 		replaced, err = p.rewrite.replace(next)

@@ -266,6 +266,9 @@ func (o *order) judge(ctx context.Context, n stream.Shard, e stream.Epoch, from 
 	if at < 0 || bindings[at].GetChainId() != o.name {
 		return fmt.Sprintf("shard %d does not say that its epoch %d is in this chain: an old read", n, e), nil
 	}
+	if bindings[at].GetEpoch() == 0 {
+		return o.judgeOld(ctx, n, e, bindings)
+	}
 	for _, b := range bindings[:at] {
 		switch {
 		case !b.GetCutKnown():
@@ -282,6 +285,56 @@ func (o *order) judge(ctx context.Context, n stream.Shard, e stream.Epoch, from 
 		}
 		if settled < b.GetCut() {
 			return fmt.Sprintf("shard %d: its chain %s, before this one, is settled to %d of %d", n, b.GetChainId(), settled, b.GetCut()), nil
+		}
+	}
+	return "", nil
+}
+
+// judgeOld judges an epoch from before bindings told theirs: a chain that was bound
+// again is there once, at its last place, so their order tells nothing. What is not
+// settled of the other chains must hold no lower epoch of the shard.
+func (o *order) judgeOld(ctx context.Context, n stream.Shard, e stream.Epoch, bindings []*indexpb.Binding) (string, error) {
+	for _, b := range bindings {
+		if b.GetEpoch() != 0 || b.GetChainId() == o.name {
+			continue
+		}
+		r, _, err := o.index.GetChain(ctx, b.GetChainId())
+		if err != nil {
+			return "", fmt.Errorf("read chain %s: %w", b.GetChainId(), err)
+		}
+		if b.GetCutKnown() && r.GetSettledTo() >= b.GetCut() {
+			continue
+		}
+		id, err := stream.ParseChainID(b.GetChainId())
+		if err != nil {
+			return "", err
+		}
+		rows, err := o.index.Directories(ctx, b.GetChainId(), r.GetSettledTo(), r.GetAbsorbedTo())
+		if err != nil {
+			return "", err
+		}
+		other := &span{engine: o.engine, chain: id, name: b.GetChainId()}
+		next := r.GetSettledTo()
+		for _, row := range rows {
+			if row.GetFrom() != next {
+				break
+			}
+			next = row.GetTo()
+			if !slices.Contains(row.GetShards(), uint32(n)) {
+				continue
+			}
+			w, err := other.openOne(ctx, row)
+			if err != nil {
+				return "", err
+			}
+			for _, at := range w.Epochs() {
+				if at.Shard == n && at.Next > 0 && at.Epoch < e {
+					return fmt.Sprintf("shard %d: chain %s holds entries of its epoch %d that are not settled", n, b.GetChainId(), at.Epoch), nil
+				}
+			}
+		}
+		if b.GetCutKnown() && next < b.GetCut() {
+			return fmt.Sprintf("shard %d: chain %s is not known up to the shard's cut", n, b.GetChainId()), nil
 		}
 	}
 	return "", nil
