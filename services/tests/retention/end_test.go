@@ -106,7 +106,7 @@ func (d *day) finish() {
 		d.start(id, resting[i].service, resting[i].build)
 	}
 	d.ready()
-	time.Sleep(2 * time.Hour)
+	time.Sleep(2*time.Hour + 4*exports) // what is deleted waits until no export that is kept needs it
 	d.lookAll(r)
 	a := accounts{day: d, named: map[string]map[uint32]bool{}, pages: map[string]bool{}, allowed: map[string]bool{}}
 	a.streams()

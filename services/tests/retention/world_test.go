@@ -195,7 +195,7 @@ func (w *world) startAll(p pace) {
 	})
 	w.start("gateway-0", discovery.Gateway, func(_, _ string, m *mortal, r discovery.Registry) (node.Part, error) {
 		return gateway.New(gateway.Config{Shards: shards}, gateway.Deps{
-			Index: w.indexOf(m), Router: w.router, Readers: w.pool.Service(discovery.Reader), Registry: r, Nodes: noNodes{}, Log: w.log,
+			Index: w.indexOf(m), Router: w.router, Readers: w.pool.Service(discovery.Reader), Registry: r, Nodes: noNodes{}, Conns: w.pool, Log: w.log,
 		})
 	})
 }
