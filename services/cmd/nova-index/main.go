@@ -23,7 +23,7 @@ func main() {
 			s.Flags(f, 7786, 7886)
 			meta.Flags(f)
 			objects.Flags(f)
-			f.Duration(&export.Interval, "export-interval", time.Hour, "how often the metadata are exported to the bucket, which a restore needs; nothing is deleted before an export no longer needs it; 0, or no --s3-bucket: never")
+			f.Duration(&export.Interval, "export-interval", time.Hour, "how often the metadata are exported to the bucket, which a restore needs; nothing is deleted before an export no longer needs it; 0: never")
 		},
 		Check: func() error {
 			if objects.S3.Bucket == "" {

@@ -19,7 +19,7 @@ func main() {
 		About: "The reaper: retention, deletion and the repair of what was begun and not finished.",
 		Flags: func(f *config.Flags) {
 			s.Flags(f, 7789, 7889)
-			f.Duration(&cfg.ReadGrace, "read-grace", 10*time.Minute, "how long what a stream no longer needs stays for those who are reading it")
+			f.Duration(&cfg.ReadGrace, "read-grace", 10*time.Minute, "how long readers may need what is settled again, trimmed or deleted")
 		},
 		Check: func() error { return node.CheckAll(&s, &cfg) },
 		Run: func(ctx context.Context) error {

@@ -213,8 +213,7 @@ func (a *accounts) head(h *indexpb.Head, g *generation) {
 		}
 		return history.DecodePage(o.Body, id)
 	}
-	var below func(*indexpb.RefPage)
-	below = func(p *indexpb.RefPage) {
+	below := func(p *indexpb.RefPage) {
 		if p.GetNextSeq() <= h.GetDroppedTo() {
 			return // dead, in a page that is not
 		}
