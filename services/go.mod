@@ -7,6 +7,7 @@ require (
 	github.com/maypok86/otter/v2 v2.4.0
 	github.com/nova-stream/nova/libs v0.0.0
 	github.com/nova-stream/nova/proto v0.0.0
+	github.com/oklog/ulid/v2 v2.1.2
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.1.0
 	go.opentelemetry.io/otel v1.47.0
@@ -21,6 +22,7 @@ require (
 	google.golang.org/grpc v1.85.0
 	google.golang.org/protobuf v1.36.12
 	gopkg.in/yaml.v3 v3.0.1
+	pgregory.net/rapid v1.3.0
 )
 
 require (
@@ -81,7 +83,6 @@ require (
 	github.com/mitchellh/go-homedir v1.1.0 // indirect
 	github.com/mitchellh/mapstructure v1.5.0 // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
-	github.com/oklog/ulid/v2 v2.1.2 // indirect
 	github.com/oxia-db/oxia/common v0.17.1 // indirect
 	github.com/oxia-db/oxia/oxia v0.17.1 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
