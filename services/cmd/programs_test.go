@@ -137,7 +137,7 @@ func TestCommonBehaviour(t *testing.T) {
 			}
 		})
 	}
-	if code, _, errs := run(t, filepath.Join(bin, "novad"), "restore", "--dev"); code != 1 || !strings.Contains(errs, "not available") {
+	if code, _, errs := run(t, filepath.Join(bin, "novad"), "restore", "--dev"); code != 1 || !strings.Contains(errs, "--dev keeps everything in memory") {
 		t.Errorf("novad restore: code %d, %q", code, errs)
 	}
 	dir := t.TempDir()
