@@ -84,6 +84,9 @@ const (
 	// exportPause is how long it takes at most until an export that is due, or that
 	// failed, is begun.
 	exportPause = 30 * time.Second
+	// newPause is how long it takes at most until a constellation that is new is
+	// exported first.
+	newPause = time.Second
 	// keptExports is how many complete exports stay.
 	keptExports = 2
 )
@@ -109,6 +112,10 @@ func (e *Exporting) Run(ctx context.Context) error {
 		if told && err == nil && e.cfg.Interval == 0 {
 			<-ctx.Done()
 			return nil
+		}
+		if !told && err == nil {
+			timer.Reset(min(tick, newPause)) // so that a node that is new is idle soon
+			continue
 		}
 		timer.Reset(tick)
 	}
