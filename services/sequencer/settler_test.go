@@ -194,6 +194,7 @@ func (w *world) settleAll() {
 }
 
 // chainIDs returns all chains, the oldest first.
+// chainIDs returns all chains, the oldest first.
 func (w *writer) chainIDs() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -201,7 +202,7 @@ func (w *writer) chainIDs() []string {
 	for id := range w.chains {
 		out = append(out, id)
 	}
-	slices.Sort(out)
+	slices.SortFunc(out, func(a, b string) int { return w.chains[a].nth - w.chains[b].nth })
 	return out
 }
 

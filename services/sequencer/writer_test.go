@@ -58,6 +58,7 @@ type writer struct {
 // memChain is one chain and what is under way to it.
 type memChain struct {
 	id      stream.ChainID
+	nth     int // of all that were made
 	slots   []*chainwriterpb.Entry
 	waiting []arrival // held, in order
 	shards  map[uint32]*lane
@@ -121,6 +122,7 @@ func (w *writer) OpenChain(ctx context.Context, _ *chainwriterpb.OpenChainReques
 		}, catalog.Absent); err != nil {
 			return nil, err
 		}
+		c.nth = len(w.chains)
 		w.chain, w.chains[c.id.String()] = c, c
 	}
 	return &chainwriterpb.OpenChainResponse{ChainId: w.chain.id.String(), WriterLife: w.life.String()}, nil
