@@ -139,6 +139,15 @@ func (p *process) die(ctx context.Context, work func(ctx context.Context)) {
 	watch.Wait()
 }
 
+// eachCall is how far apart the calls are at which things go wrong: tests that are
+// shortened take some of them.
+func eachCall() int {
+	if testing.Short() {
+		return 5
+	}
+	return 1
+}
+
 // everyCrash kills a settler before and after the effect of each call that it
 // makes to a store, and has another one finish.
 func everyCrash(t *testing.T, cfg Config, prepare, check func(w *world)) {
@@ -170,14 +179,14 @@ func everyCrash(t *testing.T, cfg Config, prepare, check func(w *world)) {
 		})
 	}
 	for _, after := range []bool{false, true} {
-		for n := 1; n <= rows && !t.Failed(); n++ {
+		for n := 1; n <= rows && !t.Failed(); n += eachCall() {
 			when := metafault.Before
 			if after {
 				when = metafault.After
 			}
 			one(fmt.Sprintf("metastore call %d of %d, after=%v", n, rows, after), func(p *process) { p.rows.KillAt(n, when) })
 		}
-		for n := 1; n <= objects && !t.Failed(); n++ {
+		for n := 1; n <= objects && !t.Failed(); n += eachCall() {
 			when := fault.Before
 			if after {
 				when = fault.After
@@ -291,7 +300,7 @@ func everyFailure(t *testing.T, cfg Config, prepare func(w *world)) {
 	for do, name := range map[metafault.Action]string{
 		metafault.FailBefore: "refused", metafault.LoseReply: "reply lost", metafault.OwnConflict: "own conflict", metafault.Stale: "old read",
 	} {
-		for n := 1; n <= rows && !t.Failed(); n++ {
+		for n := 1; n <= rows && !t.Failed(); n += eachCall() {
 			one(fmt.Sprintf("metastore call %d %s", n, name), func(p *process) { p.rows.Script(metafault.Rule{Nth: n, Do: do}) })
 		}
 	}
@@ -299,7 +308,7 @@ func everyFailure(t *testing.T, cfg Config, prepare func(w *world)) {
 		fault.FailBefore: "refused", fault.LoseReply: "reply lost", fault.Hang: "hangs", fault.Permanent: "refused for good",
 		fault.Throttle: "throttled", fault.Cut: "cut", fault.Corrupt: "corrupted on its way", fault.Truncate: "truncated on its way",
 	} {
-		for n := 1; n <= objects && !t.Failed(); n++ {
+		for n := 1; n <= objects && !t.Failed(); n += eachCall() {
 			one(fmt.Sprintf("object call %d %s", n, name), func(p *process) { p.objects.Script(fault.Rule{Nth: n, Do: do}) })
 		}
 	}
