@@ -180,8 +180,8 @@ var writerMutants = []mutant{
 	},
 	{
 		rule: "no flight leaves beyond the backlog's budget", invariant: "I8", file: "services/chainwriter/flight.go",
-		old: "w.backlog() >= w.cfg.BacklogFlights)",
-		new: "w.backlog() < 0)",
+		old: "case w.backlog() >= w.cfg.BacklogFlights:",
+		new: "case w.backlog() < 0:",
 		pkg: "services/chainwriter", test: "TestBacklogStopsFlights",
 	},
 	{

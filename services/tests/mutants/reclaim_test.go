@@ -8,7 +8,7 @@ var reclaimMutants = []mutant{
 		rule: "what an export needs that is kept stays until both are younger", invariant: "I11", file: "services/reaper/exports.go",
 		old: "if st.GetOldestKept() >= need {",
 		new: "if st.GetCompleted() >= need {",
-		pkg: "services/reaper", test: "TestNothingGoesThatAnExportNeeds",
+		pkg: "services/reaper", test: "TestNothingGoesWhileExportsFail",
 	},
 	{
 		rule: "an export that has begun does not show what died after", invariant: "I11", file: "services/reaper/exports.go",
@@ -24,9 +24,9 @@ var reclaimMutants = []mutant{
 	},
 	{
 		rule: "a judge condemns the object before it looks", invariant: "I11", file: "services/reaper/settled.go",
-		old: "\t\tvar err error\n\t\tif version, err = s.index.PutSettled(ctx, row, version); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tm.Due.Since = 0\n",
+		old: "\t\tvar err error\n\t\tif version, err = s.index.PutSettled(ctx, row, version); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tm.Due.Since, m.Due.Export = 0, 0\n",
 		new: "\t\tnamed, live, err := s.runsOf(ctx, row)\n\t\tfor _, run := range live {\n\t\t\tif is, _ := named(ctx, run); !is {\n\t\t\t\tclearBit(row.GetLive(), run)\n\t\t\t}\n\t\t}\n" +
-			"\t\t_, version, _ = s.index.GetSettled(ctx, row.GetObject())\n\t\tif version, err = s.index.PutSettled(ctx, row, version); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tm.Due.Since = 0\n",
+			"\t\t_, version, _ = s.index.GetSettled(ctx, row.GetObject())\n\t\tif version, err = s.index.PutSettled(ctx, row, version); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tm.Due.Since, m.Due.Export = 0, 0\n",
 		pkg: "services/reaper", test: "TestJudgeNeverDeletesWhatASlowSettlerNames",
 	},
 	{

@@ -150,8 +150,8 @@ var streamMutants = []mutant{
 	},
 	{
 		rule: "damage that is seen once quarantines nobody", invariant: "I2", file: "services/sequencer/open.go",
-		old: "if first {\n\t\t\t\tcontinue",
-		new: "if !first {\n\t\t\t\tcontinue",
+		old: "case errors.As(err, &broken) && !broke:",
+		new: "case errors.As(err, &broken) && broke:",
 		pkg: "services/sequencer", test: "TestDamageOnTheWayQuarantinesNobody",
 	},
 	{
