@@ -198,6 +198,9 @@ func (s *Service) clear(ctx context.Context, key string, runs []uint32, exported
 		row, version, err := s.index.GetSettled(ctx, key)
 		if catalog.IsNotFound(err) {
 			gone, err := s.proveGone(ctx, key)
+			if catalog.IsConflict(err) && ctx.Err() == nil {
+				continue // another proves the same
+			}
 			if err != nil || gone {
 				return nil, err
 			}
