@@ -5,15 +5,11 @@ import (
 	"errors"
 	"time"
 
+	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/history"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
-
-// The queues of due markers, and where a marker goes that failed too often.
-var queues = []string{"create", "delete", "bucket", "directory", "chain", "settled", "unref", "reclaim", "retention"}
-
-const deadPrefix = "dead-"
 
 // farFuture is when every marker is due.
 func farFuture() time.Time { return time.Now().AddDate(100, 0, 0) }
@@ -30,8 +26,8 @@ type markers struct {
 
 func (s *Service) readMarkers(ctx context.Context) (markers, error) {
 	m := markers{objects: map[string]bool{}, runs: map[part]bool{}, reclaim: map[string]uint64{}, chains: map[string]bool{}, partial: map[string]bool{}}
-	for _, queue := range queues {
-		for _, name := range []string{queue, deadPrefix + queue} {
+	for _, queue := range catalog.Queues() {
+		for _, name := range []string{queue, catalog.DeadQueue(queue)} {
 			due, err := s.index.ListDue(ctx, name, farFuture(), listAtOnce)
 			if err != nil {
 				return m, err

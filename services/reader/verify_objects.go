@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
@@ -199,8 +200,8 @@ func (s *Service) exists(ctx context.Context, object string) (bool, error) {
 
 // deadLetters notes work that was set aside because it failed too often.
 func (v *survey) deadLetters(ctx context.Context) error {
-	for _, queue := range queues {
-		dead, err := v.svc.index.ListDue(ctx, deadPrefix+queue, farFuture(), listAtOnce)
+	for _, queue := range catalog.Queues() {
+		dead, err := v.svc.index.ListDue(ctx, catalog.DeadQueue(queue), farFuture(), listAtOnce)
 		if err != nil {
 			return err
 		}

@@ -453,7 +453,7 @@ func (f *farm) convergeWith(s *Service, queues ...string) {
 func (f *farm) nextDue(queues []string) (next time.Time) {
 	f.t.Helper()
 	for _, q := range queues {
-		if dead := f.queue(deadPrefix + q); len(dead) > 0 {
+		if dead := f.queue(catalog.DeadQueue(q)); len(dead) > 0 {
 			f.t.Fatalf("set aside: %v", dead[0].Due)
 		}
 		for _, m := range f.queue(q) {

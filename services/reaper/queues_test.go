@@ -13,8 +13,8 @@ func TestQueuesAreKnown(t *testing.T) {
 	var names []string
 	for _, q := range s.queues {
 		names = append(names, q.name)
-		if catalog.DeadQueue(q.name) != deadPrefix+q.name || catalog.ListAtOnce(q.name) != q.dead() {
-			t.Errorf("%s: set aside in %s, %d at once; want %s, %d", q.name, catalog.DeadQueue(q.name), catalog.ListAtOnce(q.name), deadPrefix+q.name, q.dead())
+		if catalog.DeadQueue(q.name) != "dead-"+q.name || catalog.ListAtOnce(q.name) != q.dead() {
+			t.Errorf("%s: set aside in %s, %d at once; want %s, %d", q.name, catalog.DeadQueue(q.name), catalog.ListAtOnce(q.name), "dead-"+q.name, q.dead())
 		}
 	}
 	slices.Sort(names)

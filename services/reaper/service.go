@@ -264,7 +264,7 @@ func (s *Service) countDead(ctx context.Context, q queue) {
 	if !due {
 		return
 	}
-	dead, err := s.index.ListDue(ctx, deadPrefix+q.name, s.now().Add(time.Hour), q.dead()) // clocks differ
+	dead, err := s.index.ListDue(ctx, catalog.DeadQueue(q.name), s.now().Add(time.Hour), q.dead()) // clocks differ
 	if err != nil {
 		return // the next look counts them
 	}
@@ -272,10 +272,6 @@ func (s *Service) countDead(ctx context.Context, q queue) {
 	defer s.mu.Unlock()
 	s.progress[q.name].Dead = uint64(len(dead))
 }
-
-// deadPrefix begins the name of the queue in which the markers of a queue are set
-// aside.
-const deadPrefix = "dead-"
 
 // eachQueue calls f with how far each queue is.
 func (s *Service) eachQueue(f func(*reaperpb.QueueProgress)) {
@@ -446,7 +442,7 @@ func (s *Service) one(ctx context.Context, q queue, m catalog.Marker) (what resu
 		return resultFailed, errors.Join(s.again(ctx, q, m, held, werr), stopped(werr))
 	case held.Due.GetAttempts() >= s.cfg.Attempts:
 		s.log.ErrorContext(ctx, "due work failed too often and is set aside", "queue", q.name, "due", m.Due.GetDueId(), "attempts", held.Due.GetAttempts(), "err", werr)
-		return resultSetAside, s.index.MoveDue(ctx, held, deadPrefix+q.name, s.now())
+		return resultSetAside, s.index.MoveDue(ctx, held, catalog.DeadQueue(q.name), s.now())
 	default:
 		return resultFailed, s.again(ctx, q, m, held, werr)
 	}
@@ -506,7 +502,7 @@ func (s *Service) Revive(ctx context.Context, req *reaperpb.ReviveRequest) (*rea
 		return nil, reason.Field("queue", fmt.Sprintf("%q is none of the queues", req.GetQueue()))
 	}
 	now := s.now()
-	dead, err := s.index.ListDue(ctx, deadPrefix+req.GetQueue(), now.Add(time.Hour), s.queues[i].dead()) // clocks differ
+	dead, err := s.index.ListDue(ctx, catalog.DeadQueue(req.GetQueue()), now.Add(time.Hour), s.queues[i].dead()) // clocks differ
 	if err != nil {
 		return nil, reason.Annotate(err, "list")
 	}

@@ -146,7 +146,7 @@ func TestDamagedObjectIsSetAside(t *testing.T) {
 	drain(t, s.Service, 0, 1)
 	f.pass(time.Hour)
 	drain(t, s.Service, 0, 1)
-	if len(f.queue(deadPrefix+queueSettled)) != 1 || len(f.keys()) != 1 {
+	if len(f.queue(catalog.DeadQueue(queueSettled))) != 1 || len(f.keys()) != 1 {
 		t.Fatalf("%v, objects %v", f.queue(queueSettled), f.keys())
 	}
 }

@@ -251,8 +251,8 @@ func TestOutageSetsNothingAside(t *testing.T) {
 		}
 		f.pass(time.Hour)
 	}
-	if deletes == 0 || deletes > 100 || len(f.queue(deadPrefix+queueSettled)) != 0 || len(f.queue(queueSettled)) != 20 {
-		t.Fatalf("%d deletes, set aside %v", deletes, f.queue(deadPrefix+queueSettled))
+	if deletes == 0 || deletes > 100 || len(f.queue(catalog.DeadQueue(queueSettled))) != 0 || len(f.queue(queueSettled)) != 20 {
+		t.Fatalf("%d deletes, set aside %v", deletes, f.queue(catalog.DeadQueue(queueSettled)))
 	}
 	for _, m := range f.queue(queueSettled) {
 		if m.Due.GetAttempts() > 2 {
