@@ -326,9 +326,7 @@ func TestRequestsShareAChunk(t *testing.T) {
 	d := w.stream(nil)
 	l.append(batch(d, "first"), 0, 1)
 	st := l.open(d)
-	st.mu.Lock()
-	st.pumping = true // by this test, until all are in line
-	st.mu.Unlock()
+	holdPump(t, st)
 	var answers []<-chan answer
 	for i := range 5 {
 		answers = append(answers, l.begin(t.Context(), batch(d, fmt.Sprint(i))))

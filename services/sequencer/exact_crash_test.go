@@ -102,9 +102,7 @@ func acknowledged(t *testing.T, _ *world, l *leader, d *indexpb.StreamDescriptor
 var crashPoints = []crashPoint{
 	{what: "in line", begin: func(t *testing.T, _ *world, l *leader, d *indexpb.StreamDescriptor) <-chan answer {
 		st := l.open(d)
-		st.mu.Lock()
-		st.pumping = true // nobody is: it stays in line
-		st.mu.Unlock()
+		holdPump(t, st)
 		a := l.begin(t.Context(), produced(d, 1, one...))
 		eventually(t, "it is in line", func() bool {
 			st.mu.Lock()

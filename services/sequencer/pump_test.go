@@ -105,6 +105,21 @@ func TestEntriesNameTheirSpans(t *testing.T) {
 	}
 }
 
+// holdPump keeps what is queued in line until the test calls pump. An append is
+// acknowledged before the pump that numbered it has ended.
+func holdPump(t *testing.T, st *openStream) {
+	t.Helper()
+	eventually(t, "nobody pumps", func() bool {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		if st.pumping {
+			return false
+		}
+		st.pumping = true
+		return true
+	})
+}
+
 // Batches that a producer has in line share a chunk; one that repeats, or leaves
 // one out, is judged as if each had a chunk of its own (I5).
 func TestBatchesOfAProducerShareAChunk(t *testing.T) {
@@ -113,9 +128,7 @@ func TestBatchesOfAProducerShareAChunk(t *testing.T) {
 	d := w.stream(nil)
 	l.append(batch(d, "first"), 0, 1)
 	st := l.open(d)
-	st.mu.Lock()
-	st.pumping = true // by this test, until all are in line
-	st.mu.Unlock()
+	holdPump(t, st)
 	other := batch(d, "other")
 	other.ProducerId = "other"
 	var answers []<-chan answer
