@@ -6,8 +6,8 @@ import (
 )
 
 // Live is a bit per run of an object, the lowest of the first byte for run 0: some
-// head may name the run. It is what indexpb.SettledObject.live holds. Bits are only
-// ever cleared. A run beyond the bits has none.
+// head may name the run. It is what indexpb.SettledObject.live holds. A run beyond the
+// bits is not live. Of a row bits are only ever cleared.
 type Live []byte
 
 // NewLive returns the bits of an object: those of the runs for which is says so.
@@ -24,6 +24,14 @@ func NewLive(runs int, is func(run int) bool) Live {
 // Has reports whether a run is live.
 func (l Live) Has(run uint32) bool {
 	return uint64(run/8) < uint64(len(l)) && l[run/8]&(1<<(run%8)) != 0
+}
+
+// Set makes a run live, of bits that are gathered; they grow as need be.
+func (l *Live) Set(run uint32) {
+	for uint64(run/8) >= uint64(len(*l)) {
+		*l = append(*l, 0)
+	}
+	(*l)[run/8] |= 1 << (run % 8)
 }
 
 // Clear clears the bit of a run, in place.

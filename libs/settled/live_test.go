@@ -36,6 +36,23 @@ func TestLiveIsASetOfRuns(t *testing.T) {
 	})
 }
 
+// Bits that are gathered one by one are those of NewLive, as far as they reach.
+func TestLiveGrows(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		set := map[uint32]bool{}
+		most := -1
+		var l Live
+		for _, run := range rapid.SliceOf(rapid.Uint32Range(0, 40)).Draw(t, "runs") {
+			l.Set(run)
+			set[run] = true
+			most = max(most, int(run))
+		}
+		if want := NewLive(most+1, func(run int) bool { return set[uint32(run)] }); !slices.Equal(l, want) {
+			t.Fatalf("%08b, want %08b", l, want)
+		}
+	})
+}
+
 // The layout is in rows that exist.
 func TestLiveBeginsWithTheLowestBit(t *testing.T) {
 	l := NewLive(10, func(run int) bool { return run == 1 || run == 8 })
