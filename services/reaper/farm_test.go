@@ -310,10 +310,7 @@ func (f *farm) put(key string, body []byte) {
 func (f *farm) row(key string, runs uint32, id string, size int) {
 	f.t.Helper()
 	r := &indexpb.SettledObject{Object: key, State: indexpb.SettledState_SETTLED_STATE_ADOPTING, Runs: runs, StreamId: id, Size: uint64(size), CreatedAt: 1}
-	r.Live = make([]byte, (runs+7)/8)
-	for i := range runs {
-		r.Live[i/8] |= 1 << (i % 8)
-	}
+	r.Live = settled.NewLive(int(runs), func(int) bool { return true })
 	_, err := f.index.PutSettled(f.t.Context(), r, catalog.Absent)
 	f.must(err)
 }
@@ -500,7 +497,7 @@ func (f *farm) want(live map[string][]uint32, known []string, others ...string) 
 		f.must(err)
 		var got []uint32
 		for i := range row.GetRuns() {
-			if hasBit(row.GetLive(), i) {
+			if settled.Live(row.GetLive()).Has(i) {
 				got = append(got, i)
 			}
 		}

@@ -69,7 +69,7 @@ func (s *Service) judgeSettled(ctx context.Context, m catalog.Marker) error {
 func (s *Service) judge(ctx context.Context, m catalog.Marker, row *indexpb.SettledObject, version int64) error {
 	switch row.GetState() {
 	case indexpb.SettledState_SETTLED_STATE_ADOPTED:
-		if anyBit(row.GetLive()) {
+		if settled.Live(row.GetLive()).Any() {
 			_, err := s.index.PutSettled(ctx, row, version)
 			return err
 		}
@@ -83,7 +83,7 @@ func (s *Service) judge(ctx context.Context, m catalog.Marker, row *indexpb.Sett
 		m.Due.Since, m.Due.Export = 0, 0
 	default:
 	}
-	if anyBit(row.GetLive()) {
+	if settled.Live(row.GetLive()).Any() {
 		m.Due.Export = 0
 		var err error
 		if version, err = s.lookForRuns(ctx, row, version); err != nil {
@@ -150,7 +150,7 @@ func (s *Service) lookForRuns(ctx context.Context, row *indexpb.SettledObject, v
 				if !is {
 					mu.Lock()
 					defer mu.Unlock()
-					clearBit(next.GetLive(), run)
+					settled.Live(next.GetLive()).Clear(run)
 				}
 				return nil
 			})
@@ -158,7 +158,7 @@ func (s *Service) lookForRuns(ctx context.Context, row *indexpb.SettledObject, v
 		if err := workers.Wait(); err != nil {
 			return 0, err
 		}
-		if len(live) == 0 && anyBit(next.GetLive()) {
+		if len(live) == 0 && settled.Live(next.GetLive()).Any() {
 			next.State = indexpb.SettledState_SETTLED_STATE_ADOPTED
 		}
 		if proto.Equal(row, next) {
@@ -179,7 +179,7 @@ func (s *Service) lookForRuns(ctx context.Context, row *indexpb.SettledObject, v
 // whoever deletes it knows that none is.
 func (s *Service) runsOf(ctx context.Context, row *indexpb.SettledObject) (named func(context.Context, uint32) (bool, error), live []uint32, err error) {
 	for run := range row.GetRuns() {
-		if hasBit(row.GetLive(), run) {
+		if settled.Live(row.GetLive()).Has(run) {
 			live = append(live, run)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/history"
 	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/settled"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
@@ -240,7 +241,7 @@ func (m *maker) touch(ctx context.Context) bool {
 }
 
 func (m *maker) adopt(ctx context.Context) {
-	live := make([]byte, len(m.row.GetLive()))
+	var live settled.Live
 	for i, id := range m.ids {
 		for range 3 {
 			h, version, err := m.index.GetHead(ctx, id)
@@ -251,7 +252,7 @@ func (m *maker) adopt(ctx context.Context) {
 			h.Refs, h.Tail, h.LastTimestamp = append(h.Refs, r), r.GetNextSeq(), r.GetLastTimestamp()
 			_, err = m.index.PutHead(ctx, h, version)
 			if err == nil {
-				live[i/8] |= 1 << (i % 8)
+				live.Set(uint32(i))
 				break
 			}
 			if !catalog.IsConflict(err) {
@@ -259,8 +260,9 @@ func (m *maker) adopt(ctx context.Context) {
 			}
 		}
 	}
-	if r := proto.CloneOf(m.row); anyBit(live) {
-		r.State, r.Live = indexpb.SettledState_SETTLED_STATE_ADOPTED, live
+	if r := proto.CloneOf(m.row); live.Any() {
+		r.State = indexpb.SettledState_SETTLED_STATE_ADOPTED
+		r.Live = settled.NewLive(int(r.GetRuns()), func(run int) bool { return live.Has(uint32(run)) })
 		_, _ = m.index.PutSettled(ctx, r, m.version)
 	}
 }

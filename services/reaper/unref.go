@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -14,6 +13,7 @@ import (
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/history"
 	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/settled"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
@@ -211,9 +211,9 @@ func (s *Service) clear(ctx context.Context, key string, runs []uint32, exported
 		}
 		next := proto.CloneOf(row)
 		for _, r := range runs {
-			clearBit(next.GetLive(), r)
+			settled.Live(next.GetLive()).Clear(r)
 		}
-		dead := !anyBit(next.GetLive())
+		dead := !settled.Live(next.GetLive()).Any()
 		if dead && next.GetState() == indexpb.SettledState_SETTLED_STATE_ADOPTED {
 			next.State = indexpb.SettledState_SETTLED_STATE_CONDEMNED
 		}
@@ -285,17 +285,3 @@ func (s *Service) place(ctx context.Context, key string) (version int64, placed 
 	}
 	return version, err == nil, err
 }
-
-func hasBit(live []byte, run uint32) bool {
-	return int(run/8) < len(live) && live[run/8]&(1<<(run%8)) != 0
-}
-
-// clearBit clears a run's bit; a row that was placed for one that is gone has none
-// of it.
-func clearBit(live []byte, run uint32) {
-	if int(run/8) < len(live) {
-		live[run/8] &^= 1 << (run % 8)
-	}
-}
-
-func anyBit(live []byte) bool { return slices.ContainsFunc(live, func(b byte) bool { return b != 0 }) }

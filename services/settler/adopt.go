@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/catalog"
+	"github.com/nova-stream/nova/libs/settled"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
 
@@ -245,7 +246,7 @@ func (o *object) finish(ctx context.Context) error {
 	}
 	r := proto.CloneOf(o.row)
 	r.State = indexpb.SettledState_SETTLED_STATE_ADOPTED
-	r.Live = bits(len(o.placed), func(run int) bool { return o.placed[run].named })
+	r.Live = settled.NewLive(len(o.placed), func(run int) bool { return o.placed[run].named })
 	if _, err := o.index.PutSettled(ctx, r, o.version); err != nil {
 		if catalog.IsConflict(err) {
 			return nil // its judge has come

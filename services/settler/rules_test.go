@@ -568,7 +568,7 @@ func (w *world) judge(object string) {
 		return // it would be deleted; the row stays
 	}
 	_, _, err = ix.UpdateSettled(w.ctx, object, func(r *indexpb.SettledObject) (bool, error) {
-		r.State, r.Live = indexpb.SettledState_SETTLED_STATE_ADOPTED, bits(len(runs), func(run int) bool { return live[run] })
+		r.State, r.Live = indexpb.SettledState_SETTLED_STATE_ADOPTED, settled.NewLive(len(runs), func(run int) bool { return live[run] })
 		return true, nil
 	})
 	if err != nil {

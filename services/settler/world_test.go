@@ -694,7 +694,7 @@ func (w *world) checkObjects() {
 			w.t.Errorf("%s is named, and %s without a marker", object, r.GetState())
 		}
 		for run := range r.GetRuns() {
-			live := r.GetLive()[run/8]>>(run%8)&1 == 1
+			live := settled.Live(r.GetLive()).Has(run)
 			if runs[run] && !live {
 				w.t.Errorf("run %d of %s is named and not live", run, object)
 			}
@@ -719,7 +719,7 @@ func (w *world) checkObjects() {
 			continue
 		}
 		for run := range r.GetRuns() {
-			if r.GetLive()[run/8]>>(run%8)&1 == 1 && !unref[fmt.Sprint(o.Key, run)] {
+			if settled.Live(r.GetLive()).Has(run) && !unref[fmt.Sprint(o.Key, run)] {
 				w.t.Errorf("run %d of %s is live, and named by no head or marker", run, o.Key)
 			}
 		}

@@ -332,7 +332,7 @@ type object struct {
 func (e *engine) make(ctx context.Context, key string, body []byte, runs int, streamID string) (*object, error) {
 	now := e.now()
 	o := &object{engine: e, key: key, row: &indexpb.SettledObject{
-		Object: key, State: indexpb.SettledState_SETTLED_STATE_ADOPTING, Runs: uint32(runs), Live: bits(runs, func(int) bool { return true }),
+		Object: key, State: indexpb.SettledState_SETTLED_STATE_ADOPTING, Runs: uint32(runs), Live: settled.NewLive(runs, func(int) bool { return true }),
 		Size: uint64(len(body)), StreamId: streamID, CreatedAt: now.UnixMilli(),
 	}}
 	var err error
@@ -351,15 +351,4 @@ func (e *engine) make(ctx context.Context, key string, body []byte, runs int, st
 	e.metrics.writtenBytes.Add(uint64(len(body)))
 	e.metrics.objects.Add(ctx, 1)
 	return o, nil
-}
-
-// bits returns a bit per run, the lowest of the first byte for run 0.
-func bits(runs int, live func(run int) bool) []byte {
-	out := make([]byte, (runs+7)/8)
-	for i := range runs {
-		if live(i) {
-			out[i/8] |= 1 << (i % 8)
-		}
-	}
-	return out
 }

@@ -371,7 +371,7 @@ func (a *accounts) settledRow(object string, runs uint32, named map[uint32]bool)
 	var r indexpb.SettledObject
 	a.row(metastore.Key{Partition: object, Path: "settled/" + strings.ReplaceAll(object, "/", "!")}, &r)
 	for i := range runs {
-		if is := r.GetLive()[i/8]>>(i%8)&1 == 1; is != named[i] {
+		if is := settled.Live(r.GetLive()).Has(i); is != named[i] {
 			a.t.Errorf("%s: run %d is live: %v, named: %v", object, i, is, named[i])
 		}
 	}
