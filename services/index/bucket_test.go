@@ -503,6 +503,46 @@ func TestListAtTheLargestPage(t *testing.T) {
 	}
 }
 
+// Pages of markers, each from behind the last of the one before, hold every marker
+// once, by time and id.
+func TestListDueByPages(t *testing.T) {
+	w := newWorld(t)
+	s, _ := w.process()
+	var want []string
+	for at := range int64(5) {
+		for _, id := range []string{"A", "B", "C"} {
+			want = append(want, fmt.Sprint(at, id))
+			due := &indexpb.Due{Queue: "q", DueId: id, At: at, Attempt: "a"}
+			if _, err := s.PutDue(t.Context(), &indexpb.PutDueRequest{Due: due, ExpectedVersion: -1}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for limit := uint32(1); limit <= 16; limit++ {
+		var got []string
+		req := &indexpb.ListDueRequest{Queue: "q", Until: 3, Limit: limit}
+		for more := true; more; {
+			res, err := s.ListDue(t.Context(), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, v := range res.GetDue() {
+				req.AfterAt, req.AfterDueId = v.GetDue().GetAt(), v.GetDue().GetDueId()
+				got = append(got, fmt.Sprint(req.GetAfterAt(), req.GetAfterDueId()))
+			}
+			more = res.GetHasMore()
+		}
+		if !slices.Equal(got, want[:12]) {
+			t.Errorf("by %d: %v, want %v", limit, got, want[:12])
+		}
+	}
+	// Behind what is due is nothing.
+	res, err := s.ListDue(t.Context(), &indexpb.ListDueRequest{Queue: "q", Until: 2, Limit: 9, AfterAt: 4, AfterDueId: "A"})
+	if err != nil || len(res.GetDue()) != 0 || res.GetHasMore() {
+		t.Errorf("behind what is due: %v, %v", res, err)
+	}
+}
+
 // An append or a read makes the stream that it names only where the bucket says so.
 func TestResolveCreatesWhereTheBucketSaysSo(t *testing.T) {
 	for _, c := range []struct {

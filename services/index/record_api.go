@@ -425,8 +425,11 @@ func (s *Service) PutDue(ctx context.Context, req *indexpb.PutDueRequest) (*inde
 func (s *Service) ListDue(ctx context.Context, req *indexpb.ListDueRequest) (*indexpb.ListDueResponse, error) {
 	out := &indexpb.ListDueResponse{}
 	prefix := "due/" + req.GetQueue() + "/"
-	to := dueKey(req.GetQueue(), req.GetUntil()+1, "").Path
-	more, err := list(ctx, s, "due/"+req.GetQueue(), prefix, to, req.GetLimit(),
+	start, to := prefix, dueKey(req.GetQueue(), req.GetUntil()+1, "").Path
+	if id := req.GetAfterDueId(); id != "" {
+		start = min(from("", dueKey(req.GetQueue(), req.GetAfterAt(), id).Path), to)
+	}
+	more, err := list(ctx, s, "due/"+req.GetQueue(), start, to, req.GetLimit(),
 		func() *indexpb.Due { return &indexpb.Due{} },
 		func(r *indexpb.Due, v metastore.Version) {
 			out.Due = append(out.Due, &indexpb.VersionedDue{Due: r, Version: int64(v)})

@@ -237,11 +237,15 @@ func (x *Index) PutDue(ctx context.Context, req *indexpb.PutDueRequest, _ ...grp
 
 // ListDue implements indexpb.IndexServiceClient.
 func (x *Index) ListDue(ctx context.Context, req *indexpb.ListDueRequest, _ ...grpc.CallOption) (*indexpb.ListDueResponse, error) {
-	rows, err := x.store.Range(ctx, "due/"+req.GetQueue(), dueKey(req.GetQueue(), 0, "").Path, dueKey(req.GetQueue(), req.GetUntil()+1, "").Path, int(req.GetLimit()))
+	from, to := dueKey(req.GetQueue(), 0, "").Path, dueKey(req.GetQueue(), req.GetUntil()+1, "").Path
+	if id := req.GetAfterDueId(); id != "" {
+		from = min(dueKey(req.GetQueue(), req.GetAfterAt(), id).Path+"\x20", to)
+	}
+	rows, err := x.store.Range(ctx, "due/"+req.GetQueue(), from, to, int(req.GetLimit()))
 	if err != nil {
 		return nil, status(err)
 	}
-	out := &indexpb.ListDueResponse{}
+	out := &indexpb.ListDueResponse{HasMore: len(rows) == int(req.GetLimit())}
 	for _, r := range rows {
 		d := &indexpb.Due{}
 		if err := proto.Unmarshal(r.Value, d); err != nil {

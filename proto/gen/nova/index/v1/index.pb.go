@@ -3574,7 +3574,10 @@ type ListDueRequest struct {
 	// Markers due at or before it, milliseconds since the Unix epoch.
 	Until int64 `protobuf:"varint,2,opt,name=until,proto3" json:"until,omitempty"`
 	// 1..1000
-	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Only markers behind this one, by time and id; without an id all.
+	AfterAt       int64  `protobuf:"varint,4,opt,name=after_at,json=afterAt,proto3" json:"after_at,omitempty"`
+	AfterDueId    string `protobuf:"bytes,5,opt,name=after_due_id,json=afterDueId,proto3" json:"after_due_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3628,6 +3631,20 @@ func (x *ListDueRequest) GetLimit() uint32 {
 		return x.Limit
 	}
 	return 0
+}
+
+func (x *ListDueRequest) GetAfterAt() int64 {
+	if x != nil {
+		return x.AfterAt
+	}
+	return 0
+}
+
+func (x *ListDueRequest) GetAfterDueId() string {
+	if x != nil {
+		return x.AfterDueId
+	}
+	return ""
 }
 
 type VersionedDue struct {
@@ -4172,11 +4189,14 @@ const file_nova_index_v1_index_proto_rawDesc = "" +
 	"\x03due\x18\x01 \x01(\v2\x12.nova.index.v1.DueR\x03due\x12)\n" +
 	"\x10expected_version\x18\x02 \x01(\x03R\x0fexpectedVersion\"*\n" +
 	"\x0ePutDueResponse\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\x03R\aversion\"R\n" +
+	"\aversion\x18\x01 \x01(\x03R\aversion\"\x8f\x01\n" +
 	"\x0eListDueRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05until\x18\x02 \x01(\x03R\x05until\x12\x14\n" +
-	"\x05limit\x18\x03 \x01(\rR\x05limit\"N\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\x12\x19\n" +
+	"\bafter_at\x18\x04 \x01(\x03R\aafterAt\x12 \n" +
+	"\fafter_due_id\x18\x05 \x01(\tR\n" +
+	"afterDueId\"N\n" +
 	"\fVersionedDue\x12$\n" +
 	"\x03due\x18\x01 \x01(\v2\x12.nova.index.v1.DueR\x03due\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\"[\n" +
