@@ -59,6 +59,27 @@ func again[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	}
 }
 
+// Between tries of a change that another came before, or that was made of a read that
+// was old: about as long as the reads of a store are old, and no longer.
+const (
+	shortPause = time.Millisecond
+	longPause  = 128 * time.Millisecond
+)
+
+// tries are those of one change.
+type tries struct{ pause time.Duration }
+
+// again waits before the next try, and returns an error if ctx ends first.
+func (t *tries) again(ctx context.Context) error {
+	t.pause = min(max(2*t.pause, shortPause), longPause)
+	select {
+	case <-ctx.Done():
+		return reason.New(reason.Code(ctx.Err()), "", ctx.Err().Error())
+	case <-time.After(t.pause/2 + rand.N(t.pause)):
+		return nil
+	}
+}
+
 func newAttempt() string { return stream.NewAttemptID().String() }
 
 // OpenConstellation returns the constellation, made with n shards if it is new.
@@ -90,7 +111,7 @@ func (c *Client) GetLife(ctx context.Context, id string) (*indexpb.Life, int64, 
 // EndLife makes a live life's row DEAD or RELEASED; one that is over, or
 // absent, is left as it is.
 func (c *Client) EndLife(ctx context.Context, id string, state indexpb.LifeState) error {
-	for {
+	for t := (tries{}); ; {
 		l, version, err := c.GetLife(ctx, id)
 		if IsNotFound(err) {
 			return nil
@@ -104,6 +125,9 @@ func (c *Client) EndLife(ctx context.Context, id string, state indexpb.LifeState
 		l = proto.CloneOf(l)
 		l.State = state
 		if _, err = c.PutLife(ctx, l, version); !IsConflict(err) {
+			return err
+		}
+		if err := t.again(ctx); err != nil {
 			return err
 		}
 	}
@@ -204,7 +228,7 @@ func (c *Client) PutChain(ctx context.Context, r *indexpb.Chain, expected int64)
 // UpdateChain reads a chain's row, lets f change it, and writes it, again when
 // another change came between. f returning false leaves the row as it is.
 func (c *Client) UpdateChain(ctx context.Context, id string, f func(*indexpb.Chain) (bool, error)) (*indexpb.Chain, error) {
-	for {
+	for t := (tries{}); ; {
 		r, version, err := c.GetChain(ctx, id)
 		if err != nil {
 			return nil, err
@@ -216,8 +240,8 @@ func (c *Client) UpdateChain(ctx context.Context, id string, f func(*indexpb.Cha
 		if _, err = c.PutChain(ctx, r, version); !IsConflict(err) {
 			return r, err
 		}
-		if ctx.Err() != nil {
-			return nil, reason.New(reason.Code(ctx.Err()), "", ctx.Err().Error())
+		if err := t.again(ctx); err != nil {
+			return nil, err
 		}
 	}
 }
@@ -240,6 +264,57 @@ func (c *Client) EachChain(ctx context.Context, f func(*indexpb.Chain) error) er
 		}
 		if !res.GetHasMore() {
 			return nil
+		}
+	}
+}
+
+// EachStream calls f with what every stream is that has a name. One that is made or
+// deleted meanwhile may come or not.
+func (c *Client) EachStream(ctx context.Context, f func(*indexpb.StreamDescriptor) error) error {
+	after := ""
+	for {
+		res, err := again(ctx, func() (*indexpb.ListBucketsResponse, error) {
+			return c.index.ListBuckets(ctx, &indexpb.ListBucketsRequest{StartAfter: after, Limit: pageLimit})
+		})
+		if err != nil {
+			return err
+		}
+		for _, b := range res.GetBuckets() {
+			after = b.GetName()
+			if err := c.eachStreamOf(ctx, after, f); err != nil && !reason.Is(err, reason.BucketNotFound) {
+				return err
+			}
+		}
+		if !res.GetHasMore() {
+			return nil
+		}
+	}
+}
+
+func (c *Client) eachStreamOf(ctx context.Context, bucket string, f func(*indexpb.StreamDescriptor) error) error {
+	after := ""
+	for t := (tries{}); ; {
+		res, err := again(ctx, func() (*indexpb.ListStreamsResponse, error) {
+			return c.index.ListStreams(ctx, &indexpb.ListStreamsRequest{Bucket: bucket, StartAfter: after, Limit: pageLimit})
+		})
+		if err != nil {
+			return err
+		}
+		for _, d := range res.GetStreams() {
+			after = d.GetName()
+			if err := f(d); err != nil {
+				return err
+			}
+		}
+		if !res.GetHasMore() {
+			return nil
+		}
+		if len(res.GetStreams()) > 0 {
+			continue
+		}
+		// Names that lead nowhere are removed by whoever lists them.
+		if err := t.again(ctx); err != nil {
+			return err
 		}
 	}
 }
@@ -292,7 +367,7 @@ func (c *Client) Directories(ctx context.Context, chain string, from, to uint64)
 // old one, and IsNotFound is proven too: there is no such stream (any more). A
 // head that a higher epoch touched is RULE_BROKEN: the caller is deposed.
 func (c *Client) TouchHead(ctx context.Context, id stream.ID, epoch uint64) (*indexpb.Head, error) {
-	for {
+	for t := (tries{}); ; {
 		res, err := again(ctx, func() (*indexpb.GetHeadResponse, error) {
 			return c.index.GetHead(ctx, &indexpb.GetHeadRequest{StreamId: id.String(), ProveAbsence: true})
 		})
@@ -307,7 +382,10 @@ func (c *Client) TouchHead(ctx context.Context, id stream.ID, epoch uint64) (*in
 		if err == nil {
 			return h, nil
 		}
-		if !IsConflict(err) || ctx.Err() != nil {
+		if !IsConflict(err) {
+			return nil, err
+		}
+		if err := t.again(ctx); err != nil {
 			return nil, err
 		}
 	}

@@ -24,6 +24,12 @@ func (c *Client) ArmDue(ctx context.Context, d *indexpb.Due) (Marker, error) {
 	return c.putDue(ctx, d, Absent)
 }
 
+// ArmDueAs writes a due marker whose id is given: what names it is there already.
+// IsConflict: it is there.
+func (c *Client) ArmDueAs(ctx context.Context, d *indexpb.Due) (Marker, error) {
+	return c.putDue(ctx, proto.CloneOf(d), Absent)
+}
+
 func (c *Client) putDue(ctx context.Context, d *indexpb.Due, expected int64) (Marker, error) {
 	d.Attempt = newAttempt()
 	res, err := again(ctx, func() (*indexpb.PutDueResponse, error) {
@@ -92,15 +98,42 @@ func (m Marker) Armed() time.Time {
 // ListDue returns up to limit markers of a queue that are due, by time, claimed
 // ones among them.
 func (c *Client) ListDue(ctx context.Context, queue string, until time.Time, limit uint32) ([]Marker, error) {
-	res, err := again(ctx, func() (*indexpb.ListDueResponse, error) {
-		return c.index.ListDue(ctx, &indexpb.ListDueRequest{Queue: queue, Until: until.UnixMilli(), Limit: limit})
-	})
+	out, _, err := c.listDue(ctx, &indexpb.ListDueRequest{Queue: queue, Until: until.UnixMilli(), Limit: limit})
+	return out, err
+}
+
+func (c *Client) listDue(ctx context.Context, req *indexpb.ListDueRequest) (_ []Marker, more bool, err error) {
+	res, err := again(ctx, func() (*indexpb.ListDueResponse, error) { return c.index.ListDue(ctx, req) })
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	out := make([]Marker, 0, len(res.GetDue()))
 	for _, v := range res.GetDue() {
 		out = append(out, Marker{Due: v.GetDue(), Version: v.GetVersion()})
 	}
-	return out, nil
+	return out, res.GetHasMore(), nil
+}
+
+// EachDue calls f with every marker of a queue that is due, by time, until f returns
+// false. They are listed by pages that fit into a message. One that is moved
+// meanwhile may come twice; it is missed if it is moved to a time that was passed.
+func (c *Client) EachDue(ctx context.Context, queue string, until time.Time, f func(Marker) (bool, error)) error {
+	req := &indexpb.ListDueRequest{Queue: queue, Until: until.UnixMilli(), Limit: ListAtOnce(queue)}
+	for {
+		page, more, err := c.listDue(ctx, req)
+		if err != nil {
+			return err
+		}
+		for _, m := range page {
+			if on, err := f(m); err != nil || !on {
+				return err
+			}
+		}
+		if !more || len(page) == 0 {
+			return nil
+		}
+		last := page[len(page)-1].Due
+		req = proto.CloneOf(req)
+		req.AfterAt, req.AfterDueId = last.GetAt(), last.GetDueId()
+	}
 }

@@ -38,7 +38,7 @@ func (c *Client) QuarantineHead(ctx context.Context, touched *indexpb.Head, why 
 // entry is committed: nobody can fold up to it. A head whose quarantine was
 // lifted is left to the fold.
 func (c *Client) DeleteBrokenHead(ctx context.Context, id stream.ID) error {
-	for {
+	for t := (tries{}); ; {
 		res, err := again(ctx, func() (*indexpb.GetHeadResponse, error) {
 			return c.index.GetHead(ctx, &indexpb.GetHeadRequest{StreamId: id.String(), ProveAbsence: true})
 		})
@@ -56,7 +56,10 @@ func (c *Client) DeleteBrokenHead(ctx context.Context, id stream.ID) error {
 		_, err = again(ctx, func() (*indexpb.PutHeadResponse, error) {
 			return c.index.PutHead(ctx, &indexpb.PutHeadRequest{Head: h, ExpectedVersion: res.GetVersion()})
 		})
-		if !IsConflict(err) || ctx.Err() != nil {
+		if !IsConflict(err) {
+			return err
+		}
+		if err := t.again(ctx); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,9 @@
 package catalog
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // queues are those of due markers, sorted.
 var queues = []string{"bucket", "chain", "create", "delete", "directory", "reclaim", "retention", "settled", "unref"}
@@ -11,13 +14,16 @@ func Queues() []string { return slices.Clone(queues) }
 // IsQueue reports whether a queue is one of Queues.
 func IsQueue(name string) bool { return slices.Contains(queues, name) }
 
-// DeadQueue returns the queue in which the markers of a queue are set aside.
-func DeadQueue(queue string) string { return "dead-" + queue }
+const dead = "dead-"
 
-// ListAtOnce returns how many markers of a queue are listed at once at most: they
-// come in one message, and those of unref may hold a quarter of a MiB each.
+// DeadQueue returns the queue in which the markers of a queue are set aside.
+func DeadQueue(queue string) string { return dead + queue }
+
+// ListAtOnce returns how many markers of a queue, or of those set aside, are listed
+// at once at most: they come in one message, and those of unref may hold a quarter
+// of a MiB each.
 func ListAtOnce(queue string) uint32 {
-	if queue == "unref" {
+	if strings.TrimPrefix(queue, dead) == "unref" {
 		return 8
 	}
 	return 1000

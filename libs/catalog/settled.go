@@ -5,7 +5,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
@@ -46,7 +45,7 @@ func (c *Client) PutHead(ctx context.Context, h *indexpb.Head, expected int64) (
 // change succeeded proves that it was no old read, and whoever is about to change
 // what was read before fails. IsNotFound is proven.
 func (c *Client) BumpHead(ctx context.Context, id stream.ID) (*indexpb.Head, int64, error) {
-	for {
+	for t := (tries{}); ; {
 		h, version, err := c.ProvenHead(ctx, id)
 		if err != nil {
 			return nil, 0, err
@@ -58,8 +57,8 @@ func (c *Client) BumpHead(ctx context.Context, id stream.ID) (*indexpb.Head, int
 		if !IsConflict(err) {
 			return nil, 0, err
 		}
-		if ctx.Err() != nil {
-			return nil, 0, reason.New(reason.Code(ctx.Err()), "", ctx.Err().Error())
+		if err := t.again(ctx); err != nil {
+			return nil, 0, err
 		}
 	}
 }
@@ -109,7 +108,7 @@ func (c *Client) PutSettled(ctx context.Context, r *indexpb.SettledObject, expec
 // UpdateSettled reads the row, lets f change it, and writes it, again when another
 // change came between. f returning false leaves the row as it is.
 func (c *Client) UpdateSettled(ctx context.Context, object string, f func(*indexpb.SettledObject) (bool, error)) (*indexpb.SettledObject, int64, error) {
-	for {
+	for t := (tries{}); ; {
 		r, version, err := c.GetSettled(ctx, object)
 		if err != nil {
 			return nil, 0, err
@@ -125,8 +124,8 @@ func (c *Client) UpdateSettled(ctx context.Context, object string, f func(*index
 		if !IsConflict(err) {
 			return nil, 0, err
 		}
-		if ctx.Err() != nil {
-			return nil, 0, reason.New(reason.Code(ctx.Err()), "", ctx.Err().Error())
+		if err := t.again(ctx); err != nil {
+			return nil, 0, err
 		}
 	}
 }
