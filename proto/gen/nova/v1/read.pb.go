@@ -56,7 +56,10 @@ type ReadRequest struct {
 	// At the tail, wait this many milliseconds for more, 0..60000.
 	WaitMs uint32 `protobuf:"varint,11,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
 	// Allow an answer from settled history while the stream has no leader.
-	StaleOk       bool `protobuf:"varint,12,opt,name=stale_ok,json=staleOk,proto3" json:"stale_ok,omitempty"`
+	StaleOk bool `protobuf:"varint,12,opt,name=stale_ok,json=staleOk,proto3" json:"stale_ok,omitempty"`
+	// The answer may have chunks instead of records. For clients that decode them
+	// and, should they not be able to, ask again without it.
+	Chunks        bool `protobuf:"varint,13,opt,name=chunks,proto3" json:"chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -210,6 +213,13 @@ func (x *ReadRequest) GetStaleOk() bool {
 	return false
 }
 
+func (x *ReadRequest) GetChunks() bool {
+	if x != nil {
+		return x.Chunks
+	}
+	return false
+}
+
 func (x *ReadRequest) SetBucket(v string) {
 	x.Bucket = v
 }
@@ -256,6 +266,10 @@ func (x *ReadRequest) SetWaitMs(v uint32) {
 
 func (x *ReadRequest) SetStaleOk(v bool) {
 	x.StaleOk = v
+}
+
+func (x *ReadRequest) SetChunks(v bool) {
+	x.Chunks = v
 }
 
 func (x *ReadRequest) HasStart() bool {
@@ -491,6 +505,9 @@ type ReadRequest_builder struct {
 	WaitMs uint32
 	// Allow an answer from settled history while the stream has no leader.
 	StaleOk bool
+	// The answer may have chunks instead of records. For clients that decode them
+	// and, should they not be able to, ask again without it.
+	Chunks bool
 }
 
 func (b0 ReadRequest_builder) Build() *ReadRequest {
@@ -521,6 +538,7 @@ func (b0 ReadRequest_builder) Build() *ReadRequest {
 	}
 	x.WaitMs = b.WaitMs
 	x.StaleOk = b.StaleOk
+	x.Chunks = b.Chunks
 	return m0
 }
 
@@ -645,7 +663,11 @@ type ReadResponse struct {
 	// on would return more than was asked for.
 	LimitReached bool `protobuf:"varint,8,opt,name=limit_reached,json=limitReached,proto3" json:"limit_reached,omitempty"`
 	// The stream is sealed and next_seq is its final tail.
-	EndOfStream   bool `protobuf:"varint,9,opt,name=end_of_stream,json=endOfStream,proto3" json:"end_of_stream,omitempty"`
+	EndOfStream bool `protobuf:"varint,9,opt,name=end_of_stream,json=endOfStream,proto3" json:"end_of_stream,omitempty"`
+	// The page's records as they are stored, only if the request has chunks: then
+	// records is empty. In order, without gaps; what else the page says is of all
+	// records of all chunks. They decode to at most 4 MiB, or are one of at most 8.
+	Chunks        []*Chunk `protobuf:"bytes,10,rep,name=chunks,proto3" json:"chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -738,6 +760,13 @@ func (x *ReadResponse) GetEndOfStream() bool {
 	return false
 }
 
+func (x *ReadResponse) GetChunks() []*Chunk {
+	if x != nil {
+		return x.Chunks
+	}
+	return nil
+}
+
 func (x *ReadResponse) SetRecords(v []*Record) {
 	x.Records = v
 }
@@ -774,6 +803,10 @@ func (x *ReadResponse) SetEndOfStream(v bool) {
 	x.EndOfStream = v
 }
 
+func (x *ReadResponse) SetChunks(v []*Chunk) {
+	x.Chunks = v
+}
+
 type ReadResponse_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -796,6 +829,10 @@ type ReadResponse_builder struct {
 	LimitReached bool
 	// The stream is sealed and next_seq is its final tail.
 	EndOfStream bool
+	// The page's records as they are stored, only if the request has chunks: then
+	// records is empty. In order, without gaps; what else the page says is of all
+	// records of all chunks. They decode to at most 4 MiB, or are one of at most 8.
+	Chunks []*Chunk
 }
 
 func (b0 ReadResponse_builder) Build() *ReadResponse {
@@ -811,6 +848,7 @@ func (b0 ReadResponse_builder) Build() *ReadResponse {
 	x.HashAfter = b.HashAfter
 	x.LimitReached = b.LimitReached
 	x.EndOfStream = b.EndOfStream
+	x.Chunks = b.Chunks
 	return m0
 }
 
@@ -2130,7 +2168,7 @@ var File_nova_v1_read_proto protoreflect.FileDescriptor
 
 const file_nova_v1_read_proto_rawDesc = "" +
 	"\n" +
-	"\x12nova/v1/read.proto\x12\anova.v1\x1a\x14nova/v1/record.proto\"\x82\x03\n" +
+	"\x12nova/v1/read.proto\x12\anova.v1\x1a\x14nova/v1/record.proto\"\x9a\x03\n" +
 	"\vReadRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
@@ -2145,11 +2183,12 @@ const file_nova_v1_read_proto_rawDesc = "" +
 	"\x05until\x18\n" +
 	" \x01(\x03H\x03R\x05until\x12\x17\n" +
 	"\await_ms\x18\v \x01(\rR\x06waitMs\x12\x19\n" +
-	"\bstale_ok\x18\f \x01(\bR\astaleOkB\a\n" +
+	"\bstale_ok\x18\f \x01(\bR\astaleOk\x12\x16\n" +
+	"\x06chunks\x18\r \x01(\bR\x06chunksB\a\n" +
 	"\x05startB\x10\n" +
 	"\x0ecount_presenceB\x10\n" +
 	"\x0ebytes_presenceB\x10\n" +
-	"\x0euntil_presence\"\xab\x02\n" +
+	"\x0euntil_presence\"\xd3\x02\n" +
 	"\fReadResponse\x12)\n" +
 	"\arecords\x18\x01 \x03(\v2\x0f.nova.v1.RecordR\arecords\x12\x19\n" +
 	"\bnext_seq\x18\x02 \x01(\x04R\anextSeq\x12\x12\n" +
@@ -2161,7 +2200,9 @@ const file_nova_v1_read_proto_rawDesc = "" +
 	"\n" +
 	"hash_after\x18\a \x01(\x06R\thashAfter\x12#\n" +
 	"\rlimit_reached\x18\b \x01(\bR\flimitReached\x12\"\n" +
-	"\rend_of_stream\x18\t \x01(\bR\vendOfStream\"\xf6\x02\n" +
+	"\rend_of_stream\x18\t \x01(\bR\vendOfStream\x12&\n" +
+	"\x06chunks\x18\n" +
+	" \x03(\v2\x0e.nova.v1.ChunkR\x06chunks\"\xf6\x02\n" +
 	"\x10SubscribeRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
@@ -2236,24 +2277,26 @@ var file_nova_v1_read_proto_goTypes = []any{
 	(*PlanPiece)(nil),         // 7: nova.v1.PlanPiece
 	(*PlanReadResponse)(nil),  // 8: nova.v1.PlanReadResponse
 	(*Record)(nil),            // 9: nova.v1.Record
+	(*Chunk)(nil),             // 10: nova.v1.Chunk
 }
 var file_nova_v1_read_proto_depIdxs = []int32{
-	9, // 0: nova.v1.ReadResponse.records:type_name -> nova.v1.Record
-	9, // 1: nova.v1.SubscribeResponse.records:type_name -> nova.v1.Record
-	7, // 2: nova.v1.PlanReadResponse.pieces:type_name -> nova.v1.PlanPiece
-	0, // 3: nova.v1.ReadService.Read:input_type -> nova.v1.ReadRequest
-	2, // 4: nova.v1.ReadService.Subscribe:input_type -> nova.v1.SubscribeRequest
-	4, // 5: nova.v1.ReadService.CheckTail:input_type -> nova.v1.CheckTailRequest
-	6, // 6: nova.v1.ReadService.PlanRead:input_type -> nova.v1.PlanReadRequest
-	1, // 7: nova.v1.ReadService.Read:output_type -> nova.v1.ReadResponse
-	3, // 8: nova.v1.ReadService.Subscribe:output_type -> nova.v1.SubscribeResponse
-	5, // 9: nova.v1.ReadService.CheckTail:output_type -> nova.v1.CheckTailResponse
-	8, // 10: nova.v1.ReadService.PlanRead:output_type -> nova.v1.PlanReadResponse
-	7, // [7:11] is the sub-list for method output_type
-	3, // [3:7] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	9,  // 0: nova.v1.ReadResponse.records:type_name -> nova.v1.Record
+	10, // 1: nova.v1.ReadResponse.chunks:type_name -> nova.v1.Chunk
+	9,  // 2: nova.v1.SubscribeResponse.records:type_name -> nova.v1.Record
+	7,  // 3: nova.v1.PlanReadResponse.pieces:type_name -> nova.v1.PlanPiece
+	0,  // 4: nova.v1.ReadService.Read:input_type -> nova.v1.ReadRequest
+	2,  // 5: nova.v1.ReadService.Subscribe:input_type -> nova.v1.SubscribeRequest
+	4,  // 6: nova.v1.ReadService.CheckTail:input_type -> nova.v1.CheckTailRequest
+	6,  // 7: nova.v1.ReadService.PlanRead:input_type -> nova.v1.PlanReadRequest
+	1,  // 8: nova.v1.ReadService.Read:output_type -> nova.v1.ReadResponse
+	3,  // 9: nova.v1.ReadService.Subscribe:output_type -> nova.v1.SubscribeResponse
+	5,  // 10: nova.v1.ReadService.CheckTail:output_type -> nova.v1.CheckTailResponse
+	8,  // 11: nova.v1.ReadService.PlanRead:output_type -> nova.v1.PlanReadResponse
+	8,  // [8:12] is the sub-list for method output_type
+	4,  // [4:8] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_nova_v1_read_proto_init() }

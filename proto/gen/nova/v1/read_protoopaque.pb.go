@@ -35,6 +35,7 @@ type ReadRequest struct {
 	xxx_hidden_UntilPresence isReadRequest_UntilPresence `protobuf_oneof:"until_presence"`
 	xxx_hidden_WaitMs        uint32                      `protobuf:"varint,11,opt,name=wait_ms,json=waitMs,proto3"`
 	xxx_hidden_StaleOk       bool                        `protobuf:"varint,12,opt,name=stale_ok,json=staleOk,proto3"`
+	xxx_hidden_Chunks        bool                        `protobuf:"varint,13,opt,name=chunks,proto3"`
 	unknownFields            protoimpl.UnknownFields
 	sizeCache                protoimpl.SizeCache
 }
@@ -160,6 +161,13 @@ func (x *ReadRequest) GetStaleOk() bool {
 	return false
 }
 
+func (x *ReadRequest) GetChunks() bool {
+	if x != nil {
+		return x.xxx_hidden_Chunks
+	}
+	return false
+}
+
 func (x *ReadRequest) SetBucket(v string) {
 	x.xxx_hidden_Bucket = v
 }
@@ -206,6 +214,10 @@ func (x *ReadRequest) SetWaitMs(v uint32) {
 
 func (x *ReadRequest) SetStaleOk(v bool) {
 	x.xxx_hidden_StaleOk = v
+}
+
+func (x *ReadRequest) SetChunks(v bool) {
+	x.xxx_hidden_Chunks = v
 }
 
 func (x *ReadRequest) HasStart() bool {
@@ -441,6 +453,9 @@ type ReadRequest_builder struct {
 	WaitMs uint32
 	// Allow an answer from settled history while the stream has no leader.
 	StaleOk bool
+	// The answer may have chunks instead of records. For clients that decode them
+	// and, should they not be able to, ask again without it.
+	Chunks bool
 }
 
 func (b0 ReadRequest_builder) Build() *ReadRequest {
@@ -471,6 +486,7 @@ func (b0 ReadRequest_builder) Build() *ReadRequest {
 	}
 	x.xxx_hidden_WaitMs = b.WaitMs
 	x.xxx_hidden_StaleOk = b.StaleOk
+	x.xxx_hidden_Chunks = b.Chunks
 	return m0
 }
 
@@ -586,6 +602,7 @@ type ReadResponse struct {
 	xxx_hidden_HashAfter    uint64                 `protobuf:"fixed64,7,opt,name=hash_after,json=hashAfter,proto3"`
 	xxx_hidden_LimitReached bool                   `protobuf:"varint,8,opt,name=limit_reached,json=limitReached,proto3"`
 	xxx_hidden_EndOfStream  bool                   `protobuf:"varint,9,opt,name=end_of_stream,json=endOfStream,proto3"`
+	xxx_hidden_Chunks       *[]*Chunk              `protobuf:"bytes,10,rep,name=chunks,proto3"`
 	unknownFields           protoimpl.UnknownFields
 	sizeCache               protoimpl.SizeCache
 }
@@ -680,6 +697,15 @@ func (x *ReadResponse) GetEndOfStream() bool {
 	return false
 }
 
+func (x *ReadResponse) GetChunks() []*Chunk {
+	if x != nil {
+		if x.xxx_hidden_Chunks != nil {
+			return *x.xxx_hidden_Chunks
+		}
+	}
+	return nil
+}
+
 func (x *ReadResponse) SetRecords(v []*Record) {
 	x.xxx_hidden_Records = &v
 }
@@ -716,6 +742,10 @@ func (x *ReadResponse) SetEndOfStream(v bool) {
 	x.xxx_hidden_EndOfStream = v
 }
 
+func (x *ReadResponse) SetChunks(v []*Chunk) {
+	x.xxx_hidden_Chunks = &v
+}
+
 type ReadResponse_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -738,6 +768,10 @@ type ReadResponse_builder struct {
 	LimitReached bool
 	// The stream is sealed and next_seq is its final tail.
 	EndOfStream bool
+	// The page's records as they are stored, only if the request has chunks: then
+	// records is empty. In order, without gaps; what else the page says is of all
+	// records of all chunks. They decode to at most 4 MiB, or are one of at most 8.
+	Chunks []*Chunk
 }
 
 func (b0 ReadResponse_builder) Build() *ReadResponse {
@@ -753,6 +787,7 @@ func (b0 ReadResponse_builder) Build() *ReadResponse {
 	x.xxx_hidden_HashAfter = b.HashAfter
 	x.xxx_hidden_LimitReached = b.LimitReached
 	x.xxx_hidden_EndOfStream = b.EndOfStream
+	x.xxx_hidden_Chunks = &b.Chunks
 	return m0
 }
 
@@ -1997,7 +2032,7 @@ var File_nova_v1_read_proto protoreflect.FileDescriptor
 
 const file_nova_v1_read_proto_rawDesc = "" +
 	"\n" +
-	"\x12nova/v1/read.proto\x12\anova.v1\x1a\x14nova/v1/record.proto\"\x82\x03\n" +
+	"\x12nova/v1/read.proto\x12\anova.v1\x1a\x14nova/v1/record.proto\"\x9a\x03\n" +
 	"\vReadRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
@@ -2012,11 +2047,12 @@ const file_nova_v1_read_proto_rawDesc = "" +
 	"\x05until\x18\n" +
 	" \x01(\x03H\x03R\x05until\x12\x17\n" +
 	"\await_ms\x18\v \x01(\rR\x06waitMs\x12\x19\n" +
-	"\bstale_ok\x18\f \x01(\bR\astaleOkB\a\n" +
+	"\bstale_ok\x18\f \x01(\bR\astaleOk\x12\x16\n" +
+	"\x06chunks\x18\r \x01(\bR\x06chunksB\a\n" +
 	"\x05startB\x10\n" +
 	"\x0ecount_presenceB\x10\n" +
 	"\x0ebytes_presenceB\x10\n" +
-	"\x0euntil_presence\"\xab\x02\n" +
+	"\x0euntil_presence\"\xd3\x02\n" +
 	"\fReadResponse\x12)\n" +
 	"\arecords\x18\x01 \x03(\v2\x0f.nova.v1.RecordR\arecords\x12\x19\n" +
 	"\bnext_seq\x18\x02 \x01(\x04R\anextSeq\x12\x12\n" +
@@ -2028,7 +2064,9 @@ const file_nova_v1_read_proto_rawDesc = "" +
 	"\n" +
 	"hash_after\x18\a \x01(\x06R\thashAfter\x12#\n" +
 	"\rlimit_reached\x18\b \x01(\bR\flimitReached\x12\"\n" +
-	"\rend_of_stream\x18\t \x01(\bR\vendOfStream\"\xf6\x02\n" +
+	"\rend_of_stream\x18\t \x01(\bR\vendOfStream\x12&\n" +
+	"\x06chunks\x18\n" +
+	" \x03(\v2\x0e.nova.v1.ChunkR\x06chunks\"\xf6\x02\n" +
 	"\x10SubscribeRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1b\n" +
@@ -2103,24 +2141,26 @@ var file_nova_v1_read_proto_goTypes = []any{
 	(*PlanPiece)(nil),         // 7: nova.v1.PlanPiece
 	(*PlanReadResponse)(nil),  // 8: nova.v1.PlanReadResponse
 	(*Record)(nil),            // 9: nova.v1.Record
+	(*Chunk)(nil),             // 10: nova.v1.Chunk
 }
 var file_nova_v1_read_proto_depIdxs = []int32{
-	9, // 0: nova.v1.ReadResponse.records:type_name -> nova.v1.Record
-	9, // 1: nova.v1.SubscribeResponse.records:type_name -> nova.v1.Record
-	7, // 2: nova.v1.PlanReadResponse.pieces:type_name -> nova.v1.PlanPiece
-	0, // 3: nova.v1.ReadService.Read:input_type -> nova.v1.ReadRequest
-	2, // 4: nova.v1.ReadService.Subscribe:input_type -> nova.v1.SubscribeRequest
-	4, // 5: nova.v1.ReadService.CheckTail:input_type -> nova.v1.CheckTailRequest
-	6, // 6: nova.v1.ReadService.PlanRead:input_type -> nova.v1.PlanReadRequest
-	1, // 7: nova.v1.ReadService.Read:output_type -> nova.v1.ReadResponse
-	3, // 8: nova.v1.ReadService.Subscribe:output_type -> nova.v1.SubscribeResponse
-	5, // 9: nova.v1.ReadService.CheckTail:output_type -> nova.v1.CheckTailResponse
-	8, // 10: nova.v1.ReadService.PlanRead:output_type -> nova.v1.PlanReadResponse
-	7, // [7:11] is the sub-list for method output_type
-	3, // [3:7] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	9,  // 0: nova.v1.ReadResponse.records:type_name -> nova.v1.Record
+	10, // 1: nova.v1.ReadResponse.chunks:type_name -> nova.v1.Chunk
+	9,  // 2: nova.v1.SubscribeResponse.records:type_name -> nova.v1.Record
+	7,  // 3: nova.v1.PlanReadResponse.pieces:type_name -> nova.v1.PlanPiece
+	0,  // 4: nova.v1.ReadService.Read:input_type -> nova.v1.ReadRequest
+	2,  // 5: nova.v1.ReadService.Subscribe:input_type -> nova.v1.SubscribeRequest
+	4,  // 6: nova.v1.ReadService.CheckTail:input_type -> nova.v1.CheckTailRequest
+	6,  // 7: nova.v1.ReadService.PlanRead:input_type -> nova.v1.PlanReadRequest
+	1,  // 8: nova.v1.ReadService.Read:output_type -> nova.v1.ReadResponse
+	3,  // 9: nova.v1.ReadService.Subscribe:output_type -> nova.v1.SubscribeResponse
+	5,  // 10: nova.v1.ReadService.CheckTail:output_type -> nova.v1.CheckTailResponse
+	8,  // 11: nova.v1.ReadService.PlanRead:output_type -> nova.v1.PlanReadResponse
+	8,  // [8:12] is the sub-list for method output_type
+	4,  // [4:8] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_nova_v1_read_proto_init() }

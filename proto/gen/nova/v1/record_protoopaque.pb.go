@@ -375,6 +375,86 @@ func (b0 Record_builder) Build() *Record {
 	return m0
 }
 
+// Chunk is consecutive records as docs/formats.md specifies them.
+type Chunk struct {
+	state              protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Header  []byte                 `protobuf:"bytes,1,opt,name=header,proto3"`
+	xxx_hidden_Payload []byte                 `protobuf:"bytes,2,opt,name=payload,proto3"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *Chunk) Reset() {
+	*x = Chunk{}
+	mi := &file_nova_v1_record_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Chunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Chunk) ProtoMessage() {}
+
+func (x *Chunk) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_v1_record_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *Chunk) GetHeader() []byte {
+	if x != nil {
+		return x.xxx_hidden_Header
+	}
+	return nil
+}
+
+func (x *Chunk) GetPayload() []byte {
+	if x != nil {
+		return x.xxx_hidden_Payload
+	}
+	return nil
+}
+
+func (x *Chunk) SetHeader(v []byte) {
+	if v == nil {
+		v = []byte{}
+	}
+	x.xxx_hidden_Header = v
+}
+
+func (x *Chunk) SetPayload(v []byte) {
+	if v == nil {
+		v = []byte{}
+	}
+	x.xxx_hidden_Payload = v
+}
+
+type Chunk_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	// The chunk's header, with its own checksum. It names no producers.
+	Header []byte
+	// The chunk's payload, perhaps compressed. The header has its checksum.
+	Payload []byte
+}
+
+func (b0 Chunk_builder) Build() *Chunk {
+	m0 := &Chunk{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Header = b.Header
+	x.xxx_hidden_Payload = b.Payload
+	return m0
+}
+
 var File_nova_v1_record_proto protoreflect.FileDescriptor
 
 const file_nova_v1_record_proto_rawDesc = "" +
@@ -392,13 +472,17 @@ const file_nova_v1_record_proto_rawDesc = "" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x1c\n" +
 	"\ttimestamp\x18\x02 \x01(\x03R\ttimestamp\x12)\n" +
 	"\aheaders\x18\x03 \x03(\v2\x0f.nova.v1.HeaderR\aheaders\x12\x12\n" +
-	"\x04body\x18\x04 \x01(\fR\x04bodyB6Z4github.com/nova-stream/nova/proto/gen/nova/v1;novapbb\x06proto3"
+	"\x04body\x18\x04 \x01(\fR\x04body\"9\n" +
+	"\x05Chunk\x12\x16\n" +
+	"\x06header\x18\x01 \x01(\fR\x06header\x12\x18\n" +
+	"\apayload\x18\x02 \x01(\fR\apayloadB6Z4github.com/nova-stream/nova/proto/gen/nova/v1;novapbb\x06proto3"
 
-var file_nova_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_nova_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_nova_v1_record_proto_goTypes = []any{
 	(*Header)(nil),       // 0: nova.v1.Header
 	(*AppendRecord)(nil), // 1: nova.v1.AppendRecord
 	(*Record)(nil),       // 2: nova.v1.Record
+	(*Chunk)(nil),        // 3: nova.v1.Chunk
 }
 var file_nova_v1_record_proto_depIdxs = []int32{
 	0, // 0: nova.v1.AppendRecord.headers:type_name -> nova.v1.Header
@@ -424,7 +508,7 @@ func file_nova_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_v1_record_proto_rawDesc), len(file_nova_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
