@@ -88,6 +88,18 @@ func TestSurveyRepairs(t *testing.T) {
 		"a page that is live and not named": {func(e *estate) { e.unnamedPage() }, "unref", "drops it", false, func(_ *estate, d *indexpb.Due) bool {
 			return len(d.GetPages()) == 0 && len(d.GetRefs()) == 1 // never what it lists
 		}},
+		"a deleted stream that nothing removes": {func(e *estate) { e.end(e.a); e.drop("delete") }, "delete", "leads to it", false, func(e *estate, d *indexpb.Due) bool {
+			return d.GetStreamId() == e.a.id.String() && d.GetNumber() == uint64(e.a.shard) && d.GetName() == e.a.id.String()
+		}},
+		"a deleted stream that has a name": {func(e *estate) {
+			e.limit(e.a, "")
+			e.drop("retention")
+			e.end(e.a)
+			e.drop("delete")
+		}, "delete", "leads to it", false, func(_ *estate, d *indexpb.Due) bool { return d.GetBucket() == "b" && d.GetName() == "s" }},
+		"limits that nothing looks after": {func(e *estate) { e.limit(e.a, "M"); e.drop("retention") }, "retention", "there again", false, func(e *estate, d *indexpb.Due) bool {
+			return d.GetDueId() == "M" && d.GetStreamId() == e.a.id.String() && d.GetBucket() == "b" && d.GetBucketId() == "B" && d.GetName() == "s" && d.GetAt() == 0
+		}},
 		"a run that is named and dead": {func(e *estate) { e.rows.settled[e.shared].Live[0] = 0 }, "", "do not fit", true, nil},
 		"a slot that is lost":          {func(e *estate) { e.delete(e.slotKey(e.open, 5)) }, "", "copy", true, nil},
 		"work that was set aside":      {func(e *estate) { e.due(&indexpb.Due{Queue: "dead-unref", StreamId: "S", Attempts: 9}) }, "", "background revive unref", true, nil},

@@ -34,6 +34,7 @@ type rows struct {
 	directories []*indexpb.Directory
 	settled     map[string]*indexpb.SettledObject
 	heads       map[string]*indexpb.Head
+	descriptors []*indexpb.StreamDescriptor
 	due         []*indexpb.Due
 	bumped      int // heads
 	// listed is called when the markers of a queue were listed.
@@ -99,8 +100,14 @@ func (x *rows) GetHead(_ context.Context, req *indexpb.GetHeadRequest, _ ...grpc
 func (x *rows) ListDue(_ context.Context, req *indexpb.ListDueRequest, _ ...grpc.CallOption) (*indexpb.ListDueResponse, error) {
 	x.mu.Lock()
 	out := &indexpb.ListDueResponse{}
+	sort.Slice(x.due, func(i, j int) bool { return behind(x.due[j], x.due[i].GetAt(), x.due[i].GetDueId()) })
 	for _, d := range x.due {
-		if d.GetQueue() == req.GetQueue() && d.GetAt() <= req.GetUntil() && len(out.GetDue()) < int(req.GetLimit()) {
+		switch {
+		case d.GetQueue() != req.GetQueue() || d.GetAt() > req.GetUntil():
+		case req.GetAfterDueId() != "" && !behind(d, req.GetAfterAt(), req.GetAfterDueId()):
+		case len(out.GetDue()) == int(req.GetLimit()):
+			out.HasMore = true
+		default:
 			out.Due = append(out.Due, &indexpb.VersionedDue{Due: proto.CloneOf(d)})
 		}
 	}
@@ -110,6 +117,35 @@ func (x *rows) ListDue(_ context.Context, req *indexpb.ListDueRequest, _ ...grpc
 		hook(req.GetQueue())
 	}
 	return out, nil
+}
+
+func behind(d *indexpb.Due, at int64, id string) bool {
+	return d.GetAt() > at || d.GetAt() == at && d.GetDueId() > id
+}
+
+func (x *rows) ListBuckets(context.Context, *indexpb.ListBucketsRequest, ...grpc.CallOption) (*indexpb.ListBucketsResponse, error) {
+	return &indexpb.ListBucketsResponse{Buckets: []*indexpb.BucketRecord{{Name: "b"}}}, nil
+}
+
+func (x *rows) ListStreams(context.Context, *indexpb.ListStreamsRequest, ...grpc.CallOption) (*indexpb.ListStreamsResponse, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	out := &indexpb.ListStreamsResponse{}
+	for _, d := range x.descriptors {
+		out.Streams = append(out.Streams, proto.CloneOf(d))
+	}
+	return out, nil
+}
+
+func (x *rows) GetDescriptor(_ context.Context, req *indexpb.GetDescriptorRequest, _ ...grpc.CallOption) (*indexpb.GetDescriptorResponse, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, d := range x.descriptors {
+		if d.GetStreamId() == req.GetStreamId() {
+			return &indexpb.GetDescriptorResponse{Stream: proto.CloneOf(d)}, nil
+		}
+	}
+	return nil, noRow()
 }
 
 // aged returns the text of an id that was made some hours ago.
@@ -273,6 +309,29 @@ func (e *estate) lose(i int) {
 	e.rows.directories = slices.Delete(e.rows.directories, i, i+1)
 }
 
+// crowd puts markers before those of a queue that come in more than a page.
+func (e *estate) crowd(queue string) {
+	for range 30 {
+		e.due(&indexpb.Due{Queue: queue, StreamId: stream.NewID().String(), At: -1})
+	}
+}
+
+// end deletes a stream, whose end a marker leads to.
+func (e *estate) end(s *led) {
+	e.rows.heads[s.id.String()].State = indexpb.HeadState_HEAD_STATE_DELETED
+	e.due(&indexpb.Due{Queue: "delete", StreamId: s.id.String()})
+}
+
+// limit gives a stream limits and a marker, which its settings name.
+func (e *estate) limit(s *led, marker string) {
+	e.rows.descriptors = append(e.rows.descriptors, &indexpb.StreamDescriptor{
+		StreamId: s.id.String(), Bucket: "b", BucketId: "B", Name: "s", RetentionMarker: marker,
+		Config: &novapb.StreamConfig{RetentionAgeMsPresence: &novapb.StreamConfig_RetentionAgeMs{RetentionAgeMs: 9}},
+	})
+	e.due(&indexpb.Due{Queue: "retention", StreamId: s.id.String()})
+	e.rows.due[len(e.rows.due)-1].DueId = marker
+}
+
 func (e *estate) drop(queue string) {
 	e.rows.due = slices.DeleteFunc(e.rows.due, func(d *indexpb.Due) bool { return d.GetQueue() == queue })
 }
@@ -361,6 +420,33 @@ func TestSurveyFindsWhatIsWrong(t *testing.T) {
 		"a page that is damaged":             {func(e *estate) { e.rewritten(e.page, func(b []byte) []byte { b[20] ^= 1; return b }) }, "checksum", "page/"},
 		"runs that nothing drops":            {func(e *estate) { e.drop("unref") }, "leak", "no marker drops it"},
 		"work that was set aside":            {func(e *estate) { e.due(&indexpb.Due{Queue: "dead-unref", StreamId: "S", Attempts: 9}) }, "dead_letter", "unref"},
+		"work of unref that was set aside, more than a page": {func(e *estate) {
+			for range 20 {
+				e.due(&indexpb.Due{Queue: "dead-unref", StreamId: "S", Attempts: 9})
+			}
+		}, "dead_letter", "unref"},
+		"runs that nothing drops, behind a full queue": {func(e *estate) { e.drop("unref"); e.crowd("unref") }, "leak", "no marker drops it"},
+		"runs that the last of many markers drops":     {func(e *estate) { e.crowd("unref") }, "", ""},
+		"a deleted stream that nothing removes":        {func(e *estate) { e.end(e.a); e.drop("delete") }, "marker", "is deleted"},
+		"a deleted stream that is removed":             {func(e *estate) { e.end(e.a) }, "", ""},
+		"a deleted stream whose work was set aside": {func(e *estate) {
+			e.end(e.a)
+			e.rows.due[len(e.rows.due)-1].Queue = "dead-delete"
+		}, "dead_letter", "delete"},
+		"limits that nothing looks after": {func(e *estate) { e.limit(e.a, "M"); e.drop("retention") }, "marker", "it has limits"},
+		"limits that a marker looks after that is not named": {func(e *estate) {
+			e.limit(e.a, "M")
+			e.drop("retention")
+			e.due(&indexpb.Due{Queue: "retention", StreamId: e.a.id.String()})
+		}, "marker", "it has limits"},
+		"limits that are looked after": {func(e *estate) { e.limit(e.a, "M") }, "", ""},
+		"limits of an earlier version": {func(e *estate) { e.limit(e.a, ""); e.drop("retention") }, "", ""},
+		"limits that were lifted": {func(e *estate) {
+			e.limit(e.a, "M")
+			e.drop("retention")
+			e.rows.descriptors[0].Config = &novapb.StreamConfig{}
+		}, "", ""},
+		"limits of a stream that is deleted": {func(e *estate) { e.limit(e.a, "M"); e.drop("retention"); e.end(e.a) }, "", ""},
 		"an object of nobody":                {func(e *estate) { e.putObject("chain-backup/x", []byte("x")) }, "leak", "no object of a constellation"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -428,6 +514,12 @@ func TestSurveyOfARunningConstellation(t *testing.T) {
 			h := e.rows.heads[e.a.id.String()]
 			e.due(&indexpb.Due{Queue: "unref", StreamId: e.a.id.String(), Refs: h.GetRefs()})
 			h.Refs = nil
+		}},
+		"a stream is deleted": {func(*estate) {}, func(e *estate) { e.end(e.a) }},
+		"limits are put again": {func(e *estate) { e.limit(e.a, "M") }, func(e *estate) {
+			e.drop("retention")
+			e.rows.descriptors = nil
+			e.limit(e.a, "N")
 		}},
 		"an object is judged": {func(e *estate) { e.unjudgedKey("settled/" + aged()) }, func(e *estate) {
 			for key, r := range e.rows.settled {

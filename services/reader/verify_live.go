@@ -137,6 +137,7 @@ func (v *survey) named(ctx context.Context, id stream.ID, names func(history.Loa
 	if err != nil {
 		return false, ignoreNotFound(err)
 	}
+	v.note(id, h)
 	named, err := names(v.svc.pages(id), h)
 	if err == nil {
 		return named, nil

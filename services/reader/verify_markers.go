@@ -14,29 +14,42 @@ import (
 // farFuture is when every marker is due.
 func farFuture() time.Time { return time.Now().AddDate(100, 0, 0) }
 
-// markers are the due markers that lead to objects. Of a queue that holds too
-// many, not all are known, and nothing is said to be missing.
+// maxKnown is how much of the markers of a queue is remembered: refs and pages count.
+const maxKnown = 1 << 20
+
+// markers are the due markers that lead to objects and streams. Of a queue that holds
+// too many, not all are known, and nothing is said to be missing.
 type markers struct {
 	objects map[string]bool   // that are to be judged
 	runs    map[part]bool     // that are to be dropped; pages as run -1
 	reclaim map[string]uint64 // up to which slot a chain is to be reclaimed
 	chains  map[string]bool   // that are led to their end
+	deletes map[string]bool   // streams that are removed
+	limits  map[string]bool   // markers that settings name
 	partial map[string]bool   // queues of which not all is known
 }
 
+func (m *markers) known() int {
+	return len(m.objects) + len(m.runs) + len(m.reclaim) + len(m.chains) + len(m.deletes) + len(m.limits)
+}
+
 func (s *Service) readMarkers(ctx context.Context) (markers, error) {
-	m := markers{objects: map[string]bool{}, runs: map[part]bool{}, reclaim: map[string]uint64{}, chains: map[string]bool{}, partial: map[string]bool{}}
+	m := markers{
+		objects: map[string]bool{}, runs: map[part]bool{}, reclaim: map[string]uint64{}, chains: map[string]bool{},
+		deletes: map[string]bool{}, limits: map[string]bool{}, partial: map[string]bool{},
+	}
 	for _, queue := range catalog.Queues() {
+		most := m.known() + maxKnown
 		for _, name := range []string{queue, catalog.DeadQueue(queue)} {
-			due, err := s.index.ListDue(ctx, name, farFuture(), listAtOnce)
+			err := s.index.EachDue(ctx, name, farFuture(), func(d catalog.Marker) (bool, error) {
+				if m.known() >= most {
+					m.partial[queue] = true
+					return false, nil
+				}
+				return true, s.addMarker(ctx, &m, queue, d.Due)
+			})
 			if err != nil {
 				return m, err
-			}
-			m.partial[queue] = m.partial[queue] || len(due) == listAtOnce
-			for _, d := range due {
-				if err := s.addMarker(ctx, &m, queue, d.Due); err != nil {
-					return m, err
-				}
 			}
 		}
 	}
@@ -51,6 +64,10 @@ func (s *Service) addMarker(ctx context.Context, m *markers, queue string, d *in
 		m.chains[d.GetChainId()] = true
 	case "reclaim":
 		m.reclaim[d.GetChainId()] = max(m.reclaim[d.GetChainId()], d.GetNumber())
+	case "delete":
+		m.deletes[d.GetStreamId()] = true
+	case "retention":
+		m.limits[d.GetDueId()] = true
 	case "unref":
 		return s.addUnref(ctx, m, d)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/reader/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -30,7 +31,7 @@ const (
 // With repair what a marker puts right is led to by one: see verify_repair.go.
 func (s *Service) VerifyObjects(req *readerpb.VerifyObjectsRequest, srv grpc.ServerStreamingServer[readerpb.VerifyObjectsResponse]) error {
 	return s.whileRunning(srv.Context(), func(ctx context.Context) error {
-		v := survey{svc: s, repair: req.GetRepair(), remedies: map[*novapb.VerifyFinding]remedy{}, send: func(m *novapb.VerifyResponse) error {
+		v := survey{svc: s, repair: req.GetRepair(), deleted: map[stream.ID]bool{}, remedies: map[*novapb.VerifyFinding]remedy{}, send: func(m *novapb.VerifyResponse) error {
 			return srv.Send(&readerpb.VerifyObjectsResponse{Progress: m})
 		}}
 		return v.run(ctx)
@@ -50,6 +51,8 @@ type survey struct {
 	order   []*surveyed
 	// directories are the objects that rows name, until the list has them.
 	directories map[string]*indexpb.Directory
+	// deleted are streams whose heads say so, and that no marker seems to lead to.
+	deleted map[stream.ID]bool
 
 	suspects []suspect
 	// repair: findings are put right, if they have a remedy.
@@ -68,7 +71,7 @@ func finding(kind, format string, args ...any) []*novapb.VerifyFinding {
 
 func (v *survey) run(ctx context.Context) error {
 	v.young = chain.IDFloor(time.Now().Add(-v.svc.cfg.Young)).String()
-	for _, step := range []func(context.Context) error{v.readMarkers, v.readChains, v.list, v.checkChains, v.settle, v.deadLetters} {
+	for _, step := range []func(context.Context) error{v.readMarkers, v.readChains, v.list, v.checkStreams, v.checkChains, v.settle, v.deadLetters} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -201,16 +204,18 @@ func (s *Service) exists(ctx context.Context, object string) (bool, error) {
 // deadLetters notes work that was set aside because it failed too often.
 func (v *survey) deadLetters(ctx context.Context) error {
 	for _, queue := range catalog.Queues() {
-		dead, err := v.svc.index.ListDue(ctx, catalog.DeadQueue(queue), farFuture(), listAtOnce)
-		if err != nil {
-			return err
-		}
-		for _, m := range dead {
+		n := 0
+		err := v.svc.index.EachDue(ctx, catalog.DeadQueue(queue), farFuture(), func(m catalog.Marker) (bool, error) {
+			if n++; n > maxSuspects {
+				v.counted.Findings = append(v.counted.Findings, finding("dead_letter", "queue %s: there are more", queue)...)
+				return false, nil
+			}
 			v.counted.Findings = append(v.counted.Findings, v.dead(queue, m.Due, finding("dead_letter", "queue %s: %s failed %d times and was set aside: stream %q, chain %q, object %q",
 				queue, m.Due.GetDueId(), m.Due.GetAttempts(), m.Due.GetStreamId(), m.Due.GetChainId(), m.Due.GetObject()))...)
-		}
-		if len(dead) == listAtOnce {
-			v.counted.Findings = append(v.counted.Findings, finding("dead_letter", "queue %s: there may be more", queue)...)
+			return true, nil
+		})
+		if err != nil {
+			return err
 		}
 	}
 	return nil
