@@ -2041,7 +2041,11 @@ type SettledObject struct {
 	StreamId string `protobuf:"bytes,6,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
 	Attempt  string `protobuf:"bytes,7,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Milliseconds since the Unix epoch.
-	CreatedAt     int64 `protobuf:"varint,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedAt int64 `protobuf:"varint,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// Bytes that the live runs take: their frames, their indexes and their rows in the
+	// footer; lowered by the change that clears a bit. 0: not known, as of a page. It
+	// only says when it is worth while to look.
+	LiveBytes     uint64 `protobuf:"varint,9,opt,name=live_bytes,json=liveBytes,proto3" json:"live_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2128,6 +2132,13 @@ func (x *SettledObject) GetAttempt() string {
 func (x *SettledObject) GetCreatedAt() int64 {
 	if x != nil {
 		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *SettledObject) GetLiveBytes() uint64 {
+	if x != nil {
+		return x.LiveBytes
 	}
 	return 0
 }
@@ -2345,7 +2356,9 @@ type Due struct {
 	Attempt  string `protobuf:"bytes,12,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// A reaper works on it until then, milliseconds since the Unix epoch.
 	LeasedUntil int64 `protobuf:"varint,13,opt,name=leased_until,json=leasedUntil,proto3" json:"leased_until,omitempty"`
-	// Refs and pages of stream_id that are to be dropped: at most 1000 together.
+	// Refs and pages of stream_id that are to be dropped: at most 1000 together. With a
+	// page goes all below it that no head names; a ref to run 0 of the object of a page
+	// is that page alone.
 	Refs  []*Ref     `protobuf:"bytes,14,rep,name=refs,proto3" json:"refs,omitempty"`
 	Pages []*RefPage `protobuf:"bytes,15,rep,name=pages,proto3" json:"pages,omitempty"`
 	// A second number of the work: where its range begins, or how far it has come.
@@ -2692,7 +2705,7 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\tstream_id\x18\x01 \x01(\tR\bstreamId\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\rR\x05level\x12&\n" +
 	"\x04refs\x18\x03 \x03(\v2\x12.nova.index.v1.RefR\x04refs\x12,\n" +
-	"\x05pages\x18\x04 \x03(\v2\x16.nova.index.v1.RefPageR\x05pages\"\xec\x01\n" +
+	"\x05pages\x18\x04 \x03(\v2\x16.nova.index.v1.RefPageR\x05pages\"\x8b\x02\n" +
 	"\rSettledObject\x12\x16\n" +
 	"\x06object\x18\x01 \x01(\tR\x06object\x121\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1b.nova.index.v1.SettledStateR\x05state\x12\x12\n" +
@@ -2702,7 +2715,9 @@ const file_nova_index_v1_records_proto_rawDesc = "" +
 	"\tstream_id\x18\x06 \x01(\tR\bstreamId\x12\x18\n" +
 	"\aattempt\x18\a \x01(\tR\aattempt\x12\x1d\n" +
 	"\n" +
-	"created_at\x18\b \x01(\x03R\tcreatedAt\"\xcb\x02\n" +
+	"created_at\x18\b \x01(\x03R\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"live_bytes\x18\t \x01(\x04R\tliveBytes\"\xcb\x02\n" +
 	"\fBucketRecord\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tbucket_id\x18\x02 \x01(\tR\bbucketId\x12*\n" +

@@ -175,6 +175,9 @@ type GetProgressResponse struct {
 	// Bytes of small runs that were settled before and became part of larger ones
 	// since then; they are in written_bytes, too.
 	RewrittenBytes uint64 `protobuf:"varint,5,opt,name=rewritten_bytes,json=rewrittenBytes,proto3" json:"rewritten_bytes,omitempty"`
+	// Bytes of runs that were copied since then out of objects of which most was dead;
+	// they are in written_bytes, too.
+	CompactedBytes uint64 `protobuf:"varint,6,opt,name=compacted_bytes,json=compactedBytes,proto3" json:"compacted_bytes,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -240,6 +243,13 @@ func (x *GetProgressResponse) GetSince() int64 {
 func (x *GetProgressResponse) GetRewrittenBytes() uint64 {
 	if x != nil {
 		return x.RewrittenBytes
+	}
+	return 0
+}
+
+func (x *GetProgressResponse) GetCompactedBytes() uint64 {
+	if x != nil {
+		return x.CompactedBytes
 	}
 	return 0
 }
@@ -535,6 +545,123 @@ func (x *RepairStreamResponse) GetPins() uint64 {
 	return 0
 }
 
+type CompactObjectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Key of the object.
+	Object        string `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompactObjectRequest) Reset() {
+	*x = CompactObjectRequest{}
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompactObjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompactObjectRequest) ProtoMessage() {}
+
+func (x *CompactObjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompactObjectRequest.ProtoReflect.Descriptor instead.
+func (*CompactObjectRequest) Descriptor() ([]byte, []int) {
+	return file_nova_settler_v1_settler_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CompactObjectRequest) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+type CompactObjectResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Runs that this call moved, and the bytes of their frames.
+	Moved      uint32 `protobuf:"varint,1,opt,name=moved,proto3" json:"moved,omitempty"`
+	MovedBytes uint64 `protobuf:"varint,2,opt,name=moved_bytes,json=movedBytes,proto3" json:"moved_bytes,omitempty"`
+	// Most of the object is dead, and heads still name so many of its runs: those of
+	// quarantined streams, which stay until the streams are repaired or deleted, and
+	// others, which another call may move.
+	Quarantined   uint32 `protobuf:"varint,3,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
+	Left          uint32 `protobuf:"varint,4,opt,name=left,proto3" json:"left,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompactObjectResponse) Reset() {
+	*x = CompactObjectResponse{}
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompactObjectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompactObjectResponse) ProtoMessage() {}
+
+func (x *CompactObjectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_settler_v1_settler_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompactObjectResponse.ProtoReflect.Descriptor instead.
+func (*CompactObjectResponse) Descriptor() ([]byte, []int) {
+	return file_nova_settler_v1_settler_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CompactObjectResponse) GetMoved() uint32 {
+	if x != nil {
+		return x.Moved
+	}
+	return 0
+}
+
+func (x *CompactObjectResponse) GetMovedBytes() uint64 {
+	if x != nil {
+		return x.MovedBytes
+	}
+	return 0
+}
+
+func (x *CompactObjectResponse) GetQuarantined() uint32 {
+	if x != nil {
+		return x.Quarantined
+	}
+	return 0
+}
+
+func (x *CompactObjectResponse) GetLeft() uint32 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
 var File_nova_settler_v1_settler_proto protoreflect.FileDescriptor
 
 const file_nova_settler_v1_settler_proto_rawDesc = "" +
@@ -551,13 +678,14 @@ const file_nova_settler_v1_settler_proto_rawDesc = "" +
 	"\x0funsettled_bytes\x18\x05 \x01(\x04R\x0eunsettledBytes\x12'\n" +
 	"\x0funsettled_since\x18\x06 \x01(\x03R\x0eunsettledSince\x12\x18\n" +
 	"\ablocked\x18\a \x01(\tR\ablocked\x12#\n" +
-	"\rbacklog_since\x18\b \x01(\x03R\fbacklogSince\"\xd6\x01\n" +
+	"\rbacklog_since\x18\b \x01(\x03R\fbacklogSince\"\xff\x01\n" +
 	"\x13GetProgressResponse\x126\n" +
 	"\x06chains\x18\x01 \x03(\v2\x1e.nova.settler.v1.ChainProgressR\x06chains\x12#\n" +
 	"\rsettled_bytes\x18\x02 \x01(\x04R\fsettledBytes\x12#\n" +
 	"\rwritten_bytes\x18\x03 \x01(\x04R\fwrittenBytes\x12\x14\n" +
 	"\x05since\x18\x04 \x01(\x03R\x05since\x12'\n" +
-	"\x0frewritten_bytes\x18\x05 \x01(\x04R\x0erewrittenBytes\"*\n" +
+	"\x0frewritten_bytes\x18\x05 \x01(\x04R\x0erewrittenBytes\x12'\n" +
+	"\x0fcompacted_bytes\x18\x06 \x01(\x04R\x0ecompactedBytes\"*\n" +
 	"\rAbsorbRequest\x12\x19\n" +
 	"\bchain_id\x18\x01 \x01(\tR\achainId\"1\n" +
 	"\x0eAbsorbResponse\x12\x1f\n" +
@@ -574,12 +702,21 @@ const file_nova_settler_v1_settler_proto_rawDesc = "" +
 	"\brepaired\x18\x01 \x01(\bR\brepaired\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\x12\x18\n" +
 	"\aentries\x18\x03 \x01(\x04R\aentries\x12\x12\n" +
-	"\x04pins\x18\x04 \x01(\x04R\x04pins2\xdd\x02\n" +
+	"\x04pins\x18\x04 \x01(\x04R\x04pins\".\n" +
+	"\x14CompactObjectRequest\x12\x16\n" +
+	"\x06object\x18\x01 \x01(\tR\x06object\"\x84\x01\n" +
+	"\x15CompactObjectResponse\x12\x14\n" +
+	"\x05moved\x18\x01 \x01(\rR\x05moved\x12\x1f\n" +
+	"\vmoved_bytes\x18\x02 \x01(\x04R\n" +
+	"movedBytes\x12 \n" +
+	"\vquarantined\x18\x03 \x01(\rR\vquarantined\x12\x12\n" +
+	"\x04left\x18\x04 \x01(\rR\x04left2\xbd\x03\n" +
 	"\x0eSettlerService\x12X\n" +
 	"\vGetProgress\x12#.nova.settler.v1.GetProgressRequest\x1a$.nova.settler.v1.GetProgressResponse\x12I\n" +
 	"\x06Absorb\x12\x1e.nova.settler.v1.AbsorbRequest\x1a\x1f.nova.settler.v1.AbsorbResponse\x12I\n" +
 	"\x06Settle\x12\x1e.nova.settler.v1.SettleRequest\x1a\x1f.nova.settler.v1.SettleResponse\x12[\n" +
-	"\fRepairStream\x12$.nova.settler.v1.RepairStreamRequest\x1a%.nova.settler.v1.RepairStreamResponseBAZ?github.com/nova-stream/nova/proto/gen/nova/settler/v1;settlerpbb\x06proto3"
+	"\fRepairStream\x12$.nova.settler.v1.RepairStreamRequest\x1a%.nova.settler.v1.RepairStreamResponse\x12^\n" +
+	"\rCompactObject\x12%.nova.settler.v1.CompactObjectRequest\x1a&.nova.settler.v1.CompactObjectResponseBAZ?github.com/nova-stream/nova/proto/gen/nova/settler/v1;settlerpbb\x06proto3"
 
 var (
 	file_nova_settler_v1_settler_proto_rawDescOnce sync.Once
@@ -593,33 +730,37 @@ func file_nova_settler_v1_settler_proto_rawDescGZIP() []byte {
 	return file_nova_settler_v1_settler_proto_rawDescData
 }
 
-var file_nova_settler_v1_settler_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_nova_settler_v1_settler_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_nova_settler_v1_settler_proto_goTypes = []any{
-	(*GetProgressRequest)(nil),   // 0: nova.settler.v1.GetProgressRequest
-	(*ChainProgress)(nil),        // 1: nova.settler.v1.ChainProgress
-	(*GetProgressResponse)(nil),  // 2: nova.settler.v1.GetProgressResponse
-	(*AbsorbRequest)(nil),        // 3: nova.settler.v1.AbsorbRequest
-	(*AbsorbResponse)(nil),       // 4: nova.settler.v1.AbsorbResponse
-	(*SettleRequest)(nil),        // 5: nova.settler.v1.SettleRequest
-	(*SettleResponse)(nil),       // 6: nova.settler.v1.SettleResponse
-	(*RepairStreamRequest)(nil),  // 7: nova.settler.v1.RepairStreamRequest
-	(*RepairStreamResponse)(nil), // 8: nova.settler.v1.RepairStreamResponse
+	(*GetProgressRequest)(nil),    // 0: nova.settler.v1.GetProgressRequest
+	(*ChainProgress)(nil),         // 1: nova.settler.v1.ChainProgress
+	(*GetProgressResponse)(nil),   // 2: nova.settler.v1.GetProgressResponse
+	(*AbsorbRequest)(nil),         // 3: nova.settler.v1.AbsorbRequest
+	(*AbsorbResponse)(nil),        // 4: nova.settler.v1.AbsorbResponse
+	(*SettleRequest)(nil),         // 5: nova.settler.v1.SettleRequest
+	(*SettleResponse)(nil),        // 6: nova.settler.v1.SettleResponse
+	(*RepairStreamRequest)(nil),   // 7: nova.settler.v1.RepairStreamRequest
+	(*RepairStreamResponse)(nil),  // 8: nova.settler.v1.RepairStreamResponse
+	(*CompactObjectRequest)(nil),  // 9: nova.settler.v1.CompactObjectRequest
+	(*CompactObjectResponse)(nil), // 10: nova.settler.v1.CompactObjectResponse
 }
 var file_nova_settler_v1_settler_proto_depIdxs = []int32{
-	1, // 0: nova.settler.v1.GetProgressResponse.chains:type_name -> nova.settler.v1.ChainProgress
-	0, // 1: nova.settler.v1.SettlerService.GetProgress:input_type -> nova.settler.v1.GetProgressRequest
-	3, // 2: nova.settler.v1.SettlerService.Absorb:input_type -> nova.settler.v1.AbsorbRequest
-	5, // 3: nova.settler.v1.SettlerService.Settle:input_type -> nova.settler.v1.SettleRequest
-	7, // 4: nova.settler.v1.SettlerService.RepairStream:input_type -> nova.settler.v1.RepairStreamRequest
-	2, // 5: nova.settler.v1.SettlerService.GetProgress:output_type -> nova.settler.v1.GetProgressResponse
-	4, // 6: nova.settler.v1.SettlerService.Absorb:output_type -> nova.settler.v1.AbsorbResponse
-	6, // 7: nova.settler.v1.SettlerService.Settle:output_type -> nova.settler.v1.SettleResponse
-	8, // 8: nova.settler.v1.SettlerService.RepairStream:output_type -> nova.settler.v1.RepairStreamResponse
-	5, // [5:9] is the sub-list for method output_type
-	1, // [1:5] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	1,  // 0: nova.settler.v1.GetProgressResponse.chains:type_name -> nova.settler.v1.ChainProgress
+	0,  // 1: nova.settler.v1.SettlerService.GetProgress:input_type -> nova.settler.v1.GetProgressRequest
+	3,  // 2: nova.settler.v1.SettlerService.Absorb:input_type -> nova.settler.v1.AbsorbRequest
+	5,  // 3: nova.settler.v1.SettlerService.Settle:input_type -> nova.settler.v1.SettleRequest
+	7,  // 4: nova.settler.v1.SettlerService.RepairStream:input_type -> nova.settler.v1.RepairStreamRequest
+	9,  // 5: nova.settler.v1.SettlerService.CompactObject:input_type -> nova.settler.v1.CompactObjectRequest
+	2,  // 6: nova.settler.v1.SettlerService.GetProgress:output_type -> nova.settler.v1.GetProgressResponse
+	4,  // 7: nova.settler.v1.SettlerService.Absorb:output_type -> nova.settler.v1.AbsorbResponse
+	6,  // 8: nova.settler.v1.SettlerService.Settle:output_type -> nova.settler.v1.SettleResponse
+	8,  // 9: nova.settler.v1.SettlerService.RepairStream:output_type -> nova.settler.v1.RepairStreamResponse
+	10, // 10: nova.settler.v1.SettlerService.CompactObject:output_type -> nova.settler.v1.CompactObjectResponse
+	6,  // [6:11] is the sub-list for method output_type
+	1,  // [1:6] is the sub-list for method input_type
+	1,  // [1:1] is the sub-list for extension type_name
+	1,  // [1:1] is the sub-list for extension extendee
+	0,  // [0:1] is the sub-list for field type_name
 }
 
 func init() { file_nova_settler_v1_settler_proto_init() }
@@ -633,7 +774,7 @@ func file_nova_settler_v1_settler_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_settler_v1_settler_proto_rawDesc), len(file_nova_settler_v1_settler_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,10 +19,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	SettlerService_GetProgress_FullMethodName  = "/nova.settler.v1.SettlerService/GetProgress"
-	SettlerService_Absorb_FullMethodName       = "/nova.settler.v1.SettlerService/Absorb"
-	SettlerService_Settle_FullMethodName       = "/nova.settler.v1.SettlerService/Settle"
-	SettlerService_RepairStream_FullMethodName = "/nova.settler.v1.SettlerService/RepairStream"
+	SettlerService_GetProgress_FullMethodName   = "/nova.settler.v1.SettlerService/GetProgress"
+	SettlerService_Absorb_FullMethodName        = "/nova.settler.v1.SettlerService/Absorb"
+	SettlerService_Settle_FullMethodName        = "/nova.settler.v1.SettlerService/Settle"
+	SettlerService_RepairStream_FullMethodName  = "/nova.settler.v1.SettlerService/RepairStream"
+	SettlerService_CompactObject_FullMethodName = "/nova.settler.v1.SettlerService/CompactObject"
 )
 
 // SettlerServiceClient is the client API for SettlerService service.
@@ -44,6 +45,11 @@ type SettlerServiceClient interface {
 	// fold it changes nothing and says where and why. It may be called at any time,
 	// again, and by several at once.
 	RepairStream(ctx context.Context, in *RepairStreamRequest, opts ...grpc.CallOption) (*RepairStreamResponse, error)
+	// CompactObject copies what heads name of a settled object of which most is dead
+	// into others, and has the heads name it there, so that the object can go. Of an
+	// object of which enough is live it copies nothing. It may be called at any time,
+	// again, and by several at once. RESOURCE_EXHAUSTED: the settler is busy.
+	CompactObject(ctx context.Context, in *CompactObjectRequest, opts ...grpc.CallOption) (*CompactObjectResponse, error)
 }
 
 type settlerServiceClient struct {
@@ -94,6 +100,16 @@ func (c *settlerServiceClient) RepairStream(ctx context.Context, in *RepairStrea
 	return out, nil
 }
 
+func (c *settlerServiceClient) CompactObject(ctx context.Context, in *CompactObjectRequest, opts ...grpc.CallOption) (*CompactObjectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CompactObjectResponse)
+	err := c.cc.Invoke(ctx, SettlerService_CompactObject_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SettlerServiceServer is the server API for SettlerService service.
 // All implementations must embed UnimplementedSettlerServiceServer
 // for forward compatibility.
@@ -113,6 +129,11 @@ type SettlerServiceServer interface {
 	// fold it changes nothing and says where and why. It may be called at any time,
 	// again, and by several at once.
 	RepairStream(context.Context, *RepairStreamRequest) (*RepairStreamResponse, error)
+	// CompactObject copies what heads name of a settled object of which most is dead
+	// into others, and has the heads name it there, so that the object can go. Of an
+	// object of which enough is live it copies nothing. It may be called at any time,
+	// again, and by several at once. RESOURCE_EXHAUSTED: the settler is busy.
+	CompactObject(context.Context, *CompactObjectRequest) (*CompactObjectResponse, error)
 	mustEmbedUnimplementedSettlerServiceServer()
 }
 
@@ -134,6 +155,9 @@ func (UnimplementedSettlerServiceServer) Settle(context.Context, *SettleRequest)
 }
 func (UnimplementedSettlerServiceServer) RepairStream(context.Context, *RepairStreamRequest) (*RepairStreamResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RepairStream not implemented")
+}
+func (UnimplementedSettlerServiceServer) CompactObject(context.Context, *CompactObjectRequest) (*CompactObjectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CompactObject not implemented")
 }
 func (UnimplementedSettlerServiceServer) mustEmbedUnimplementedSettlerServiceServer() {}
 func (UnimplementedSettlerServiceServer) testEmbeddedByValue()                        {}
@@ -228,6 +252,24 @@ func _SettlerService_RepairStream_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SettlerService_CompactObject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CompactObjectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SettlerServiceServer).CompactObject(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SettlerService_CompactObject_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SettlerServiceServer).CompactObject(ctx, req.(*CompactObjectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SettlerService_ServiceDesc is the grpc.ServiceDesc for SettlerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -250,6 +292,10 @@ var SettlerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RepairStream",
 			Handler:    _SettlerService_RepairStream_Handler,
+		},
+		{
+			MethodName: "CompactObject",
+			Handler:    _SettlerService_CompactObject_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
