@@ -24,6 +24,9 @@ const (
 	maxRounds = 8
 	// headsAtOnce is how many heads are read, or changed, in parallel.
 	headsAtOnce = 16
+	// shardsByOne is how many records of shards are read one by one; more are
+	// listed, all of the deployment's, since a busy chain has entries of most.
+	shardsByOne = 16
 	// readsAtOnce is how many ranges of slots and how many directories are read in
 	// parallel.
 	readsAtOnce = 8
@@ -45,6 +48,7 @@ type engine struct {
 	bytes    uint64        // of the entries of a span
 	windows  int           // of a span
 	rewrites int           // RewriteRuns
+	listFrom int           // shardsByOne
 
 	limitsMu sync.Mutex
 	limits   map[stream.ID]limits
@@ -55,7 +59,7 @@ func newEngine(cfg Config, deps Deps, m *metrics) *engine {
 		objects: deps.Objects, slots: chain.NewRegister(deps.Objects, callTimeout), index: catalog.New(deps.Index),
 		log: deps.Log, now: deps.Now, metrics: m, grace: cfg.ReadGrace,
 		memory: cfg.SettleMemory / settlesAtOnce, bytes: uint64(cfg.SettleBytes), windows: maxWindows,
-		rewrites: cfg.RewriteRuns,
+		rewrites: cfg.RewriteRuns, listFrom: shardsByOne,
 	}
 	if cfg.SettleRate > 0 {
 		e.limiter = rate.NewLimiter(rate.Limit(cfg.SettleRate), int(min(cfg.SettleRate, 1<<30)))

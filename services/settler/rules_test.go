@@ -52,6 +52,13 @@ func wantBlocked(t *testing.T, err error, why string) {
 
 // I1, I2: entries of a shard are folded in the order of its chains.
 func TestLowerChainIsSettledFirst(t *testing.T) {
+	for _, by := range []int{shardsByOne, 0} { // records of shards that are read one by one, and that are listed
+		lowerChainIsSettledFirst(t, by)
+	}
+}
+
+func lowerChainIsSettledFirst(t *testing.T, shardsByOne int) {
+	t.Helper()
 	run(t, func(t *testing.T, w *world) {
 		a, b := w.newChain(), w.newChain()
 		w.lead(0, a)
@@ -69,6 +76,7 @@ func TestLowerChainIsSettledFirst(t *testing.T) {
 		l.append(1, 10)
 		a.absorb()
 		p := w.process(Config{})
+		p.listFrom = shardsByOne
 		// What does not wait for a is settled, up to the directory that does.
 		if to, err := p.settle(t.Context(), b.id); err != nil || to != 1 {
 			t.Errorf("settled to %d, %v", to, err)
@@ -95,6 +103,13 @@ func TestLowerChainIsSettledFirst(t *testing.T) {
 
 // A shard's record that does not know of the epoch, or of the chain, is an old one.
 func TestOldShardRecordDecidesNothing(t *testing.T) {
+	for _, by := range []int{shardsByOne, 0} {
+		oldShardRecordDecidesNothing(t, by)
+	}
+}
+
+func oldShardRecordDecidesNothing(t *testing.T, shardsByOne int) {
+	t.Helper()
 	run(t, func(t *testing.T, w *world) {
 		a, b := w.newChain(), w.newChain()
 		w.lead(0, a)
@@ -104,6 +119,7 @@ func TestOldShardRecordDecidesNothing(t *testing.T) {
 		l.append(1, 1)
 		b.absorb()
 		p := w.process(Config{})
+		p.listFrom = shardsByOne
 		for back, why := range map[int]string{1: "old read", 2: "old read", 3: "old read"} {
 			p.rows.Clear()
 			p.rows.Script(metafault.Rule{Op: metafault.Read, Prefix: "shard/", Do: metafault.Stale, Back: back})
@@ -121,6 +137,7 @@ func TestOldShardRecordDecidesNothing(t *testing.T) {
 		l.append(1, 1)
 		a.absorb()
 		p := w.process(Config{})
+		p.listFrom = shardsByOne
 		p.must(w)
 		w.lead(0, b)
 		l.append(1, 1)
@@ -801,6 +818,28 @@ func TestObjectsAreOfOneBucket(t *testing.T) {
 			t.Errorf("%d objects, want one per bucket", len(buckets))
 		}
 	})
+}
+
+// A span reads the records of many shards at once, of few one by one (I7).
+func TestRecordsOfManyShardsAreListed(t *testing.T) {
+	for by, want := range map[int]map[string]int{shards: {"GetShard": shards}, shards - 1: {"ListShards": 1}} {
+		one(t, func(t *testing.T, w *world, c *written) {
+			for n := range stream.Shard(shards) {
+				w.open("first", n).append(1, 100)
+			}
+			c.absorb()
+			p := w.process(Config{})
+			p.listFrom = by
+			before := p.index.calls()
+			p.must(w)
+			after := p.index.calls()
+			for _, method := range []string{"GetShard", "ListShards"} {
+				if n := after[method] - before[method]; n != want[method] {
+					t.Errorf("%d calls of %s, want %d", n, method, want[method])
+				}
+			}
+		})
+	}
 }
 
 // What a span costs: of each head one read and one change, and a few per object

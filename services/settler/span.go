@@ -211,6 +211,16 @@ func (o *order) readShards(ctx context.Context, windows []window) error {
 			}
 		}
 	}
+	if len(shards) > o.listFrom {
+		all, err := o.index.ListShards(ctx)
+		if err != nil {
+			return fmt.Errorf("list the shards: %w", err)
+		}
+		for _, n := range shards {
+			o.shards[n] = all[n] // none is an old read: who sent entries has a row
+		}
+		return nil
+	}
 	var mu sync.Mutex
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(headsAtOnce)
