@@ -79,8 +79,10 @@ func NewExporting(s *Service, cfg ExportConfig, objects objectstore.Store) (*Exp
 }
 
 const (
-	// exportLease is how long other indexes leave an export to one that is silent.
+	// exportLease is how long other indexes leave an export to one that is silent. With
+	// short intervals it is as long as one of them, and shortLease at least.
 	exportLease = 5 * time.Minute
+	shortLease  = 15 * time.Second
 	// exportPause is how long it takes at most until an export that is due, or that
 	// failed, is begun.
 	exportPause = 30 * time.Second
@@ -213,6 +215,14 @@ func (e *Exporting) Export(ctx context.Context) error {
 	return nil
 }
 
+// lease is for how long an export holds the row. Two at once are wasteful only.
+func (e *Exporting) lease() time.Duration {
+	if e.cfg.Interval == 0 {
+		return exportLease
+	}
+	return min(exportLease, max(e.cfg.Interval, shortLease))
+}
+
 // exportRun is one export.
 type exportRun struct {
 	*Exporting
@@ -233,14 +243,14 @@ func (x *exportRun) begin(ctx context.Context) error {
 			return errLeased
 		}
 		st.Begun++
-		st.Holder, st.LeasedUntil = x.id, now.Add(exportLease).UnixMilli()
+		st.Holder, st.LeasedUntil = x.id, now.Add(x.lease()).UnixMilli()
 		st.Exports = append(st.Exports, &indexpb.ExportEntry{ExportId: x.id, Number: st.GetBegun()})
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	x.number, x.renew = st.GetBegun(), x.now().Add(exportLease/3)
+	x.number, x.renew = st.GetBegun(), x.now().Add(x.lease()/3)
 	return x.clean(ctx, true)
 }
 
@@ -262,8 +272,8 @@ func (x *exportRun) keep(ctx context.Context) error {
 	if x.now().Before(x.renew) {
 		return nil
 	}
-	_, err := x.holding(ctx, func(st *indexpb.ExportState) { st.LeasedUntil = x.now().Add(exportLease).UnixMilli() })
-	x.renew = x.now().Add(exportLease / 3)
+	_, err := x.holding(ctx, func(st *indexpb.ExportState) { st.LeasedUntil = x.now().Add(x.lease()).UnixMilli() })
+	x.renew = x.now().Add(x.lease() / 3)
 	return err
 }
 

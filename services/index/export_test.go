@@ -240,11 +240,18 @@ func when(after bool) int {
 // One index at a time, until its lease has run out; two that export at once each
 // make an export of their own.
 func TestExportLease(t *testing.T) {
+	for interval, lease := range map[time.Duration]time.Duration{time.Hour: exportLease, 2 * time.Second: shortLease, time.Minute: time.Minute} {
+		t.Run(interval.String(), func(t *testing.T) { exportsInTurn(t, interval, lease) })
+	}
+}
+
+func exportsInTurn(t *testing.T, interval, lease time.Duration) {
 	w := newWorld(t)
 	inner := mem.New()
 	slow := objectfault.New(inner)
 	one, _ := w.exporter(slow)
 	two, _ := w.exporter(inner)
+	one.cfg.Interval, two.cfg.Interval = interval, interval
 	reached, goOn := make(chan struct{}), make(chan struct{})
 	slow.Script(objectfault.Rule{Op: objectfault.PutIfAbsent, Nth: 1, Do: objectfault.Pass, Hook: func(context.Context, objectfault.Op, string) error {
 		close(reached)
@@ -257,7 +264,11 @@ func TestExportLease(t *testing.T) {
 	if err := two.Export(t.Context()); !errors.Is(err, errLeased) {
 		t.Errorf("beside another: %v", err)
 	}
-	w.pass(exportLease + time.Second)
+	w.pass(lease - time.Second)
+	if err := two.Export(t.Context()); !errors.Is(err, errLeased) {
+		t.Errorf("before the lease has run out: %v", err)
+	}
+	w.pass(2 * time.Second)
 	if err := two.Export(t.Context()); err != nil {
 		t.Errorf("when the lease has run out: %v", err)
 	}
