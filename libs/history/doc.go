@@ -1,7 +1,7 @@
 // Package history is where the settled records of a stream are: the refs and
 // pages of its head, and the tree of pages below them. Nothing here writes
-// anything: the functions change a head in memory, and its owner puts it by
-// compare-and-set.
+// anything: the functions change a head in memory, and its owner writes pages and puts
+// the head by compare-and-set.
 //
 // Invariants:
 //   - Head.pages and then Head.refs are in order and without gaps (I1), pages of

@@ -577,3 +577,36 @@ func TestHeadsThatLieAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// I2: a ref is replaced by one to the same records only, and only where it stands.
+func TestOnlyTheSameRecordsAreReplaced(t *testing.T) {
+	s := newStore()
+	h, all := filled(t, s, 100)
+	h.DroppedTo = 15 // the first ref is dead, and in a page that is not
+	put := func(context.Context, *indexpb.RefPageBody) (string, uint32, error) { return "page/new", 1, nil }
+	for name, c := range map[string]struct {
+		old    *indexpb.Ref
+		change func(r *indexpb.Ref)
+		want   error
+	}{
+		"fewer records":     {all[50], func(r *indexpb.Ref) { r.NextSeq-- }, ErrBroken},
+		"other times":       {all[50], func(r *indexpb.Ref) { r.LastTimestamp++ }, ErrBroken},
+		"another hash":      {all[50], func(r *indexpb.Ref) { r.HashAfter++ }, ErrBroken},
+		"other bytes":       {all[50], func(r *indexpb.Ref) { r.Length++ }, ErrBroken},
+		"no object":         {all[50], func(r *indexpb.Ref) { r.Object = "" }, ErrBroken},
+		"what is dropped":   {all[0], func(*indexpb.Ref) {}, ErrNotNamed},
+		"in a page":         {all[1], func(r *indexpb.Ref) { r.Object = "settled/new" }, nil},
+		"in the head":       {all[99], func(r *indexpb.Ref) { r.Object = "settled/new" }, nil},
+		"what is not there": {&indexpb.Ref{Object: "settled/x", FirstSeq: 990, NextSeq: 1000, FirstTimestamp: all[99].GetFirstTimestamp(), LastTimestamp: all[99].GetLastTimestamp(), HashBefore: 99, HashAfter: 100, Length: 110, Frames: 1}, func(*indexpb.Ref) {}, ErrNotNamed},
+	} {
+		next, with := proto.CloneOf(h), proto.CloneOf(c.old)
+		c.change(with)
+		if _, err := Replace(t.Context(), s.load, next, c.old, with, put); !errors.Is(err, c.want) || err != nil && !proto.Equal(next, h) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	s.objects = map[string][]byte{}
+	if _, err := Replace(t.Context(), s.load, h, all[1], all[1], put); !errors.Is(err, ErrGone) {
+		t.Errorf("a page is gone: %v", err)
+	}
+}

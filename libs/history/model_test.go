@@ -2,6 +2,8 @@ package history
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -59,6 +61,56 @@ func (m *model) trim(t *rapid.T, to stream.Seq) {
 			t.Fatal(err)
 		}
 		_ = free(p)
+	}
+}
+
+// replace has the head name one of its refs, as the run of another object.
+func (m *model) replace(t *rapid.T) {
+	live := m.live()
+	if len(live) == 0 {
+		return
+	}
+	i := len(m.all) - 1 - rapid.IntRange(0, len(live)-1).Draw(t, "ref")
+	old, with := m.all[i], proto.CloneOf(m.all[i])
+	with.Object = fmt.Sprintf("moved/%026d", m.s.made)
+	before, made := proto.CloneOf(m.h), len(m.s.objects)
+	if _, err := Replace(t.Context(), m.s.load, m.h, old, with, func(context.Context, *indexpb.RefPageBody) (string, uint32, error) {
+		return "", 0, errors.New("no page can be written")
+	}); err != nil && !proto.Equal(m.h, before) || err == nil && len(before.GetRefs()) == 0 {
+		t.Fatalf("%v, and the head is %v", err, m.h)
+	}
+	m.h = before
+	var put []string
+	dead, err := Replace(t.Context(), m.s.load, m.h, old, with, func(_ context.Context, body *indexpb.RefPageBody) (string, uint32, error) {
+		key, b := fmt.Sprintf("page/%026d", m.s.made), EncodePage(body)
+		m.s.made++
+		m.s.objects[key] = b
+		put = append(put, key)
+		return key, uint32(len(b)), nil
+	})
+	if err != nil || len(put) != len(dead) || len(m.s.objects) != made+len(put) {
+		t.Fatalf("%d pages instead of %d: %v", len(put), len(dead), err)
+	}
+	m.all[i] = with
+	delete(m.freed, old.GetObject())
+	m.s.made++
+	names := func(r *indexpb.Ref, want bool) {
+		t.Helper()
+		if got, err := Names(t.Context(), m.s.load, m.h, r); got != want || err != nil {
+			t.Fatalf("names %v: %v, %v", r, got, err)
+		}
+	}
+	names(old, false)
+	names(with, true)
+	for k, p := range dead {
+		page := &indexpb.Ref{Object: p.GetObject(), FirstSeq: p.GetFirstSeq(), NextSeq: p.GetNextSeq()}
+		names(page, false)
+		page.Object = put[len(put)-1-k]
+		names(page, true)
+		delete(m.s.objects, p.GetObject()) // that page alone: the new one names what it named
+	}
+	if _, err := Replace(t.Context(), m.s.load, m.h, old, with, nil); !errors.Is(err, ErrNotNamed) {
+		t.Fatalf("replaced twice: %v", err)
 	}
 }
 
@@ -190,7 +242,8 @@ func TestModel(t *testing.T) {
 					m.trim(t, stream.Seq(m.from.next))
 				}
 			},
-			"": m.check,
+			"replace": m.replace,
+			"":        m.check,
 		})
 	})
 }

@@ -205,13 +205,18 @@ func WalkPage(ctx context.Context, load Load, p *indexpb.RefPage, refs func(*ind
 }
 
 // Names reports whether the head names a ref: its object and run stand at its
-// range, which ends above dropped_to.
+// range, which ends above dropped_to. A ref to the object of a page is named if a page
+// with that object stands there.
 func Names(ctx context.Context, load Load, h *indexpb.Head, r *indexpb.Ref) (bool, error) {
 	if r.GetNextSeq() <= h.GetDroppedTo() {
 		return false, nil
 	}
-	found, err := Find(ctx, load, h, stream.Seq(max(r.GetFirstSeq(), h.GetDroppedTo())))
-	return found != nil && found.GetObject() == r.GetObject() && found.GetRun() == r.GetRun(), err
+	p, err := follow(ctx, load, h, stream.Seq(max(r.GetFirstSeq(), h.GetDroppedTo())), r.GetObject())
+	if err != nil || p == nil {
+		return false, err
+	}
+	found := p.ref()
+	return found == nil || found.GetObject() == r.GetObject() && found.GetRun() == r.GetRun(), nil
 }
 
 // NamesPage reports whether the head names a page: its object stands at its

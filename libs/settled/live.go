@@ -5,6 +5,13 @@ import (
 	"slices"
 )
 
+// RunBytes returns what a run takes in an object: its frames, its index, and its row
+// in the footer.
+func RunBytes(frames uint64, index uint32) uint64 { return frames + uint64(index) + runRow }
+
+// Bytes returns what the run takes in its object.
+func (r *Run) Bytes() uint64 { return RunBytes(r.Length, r.IndexLength) }
+
 // Live is a bit per run of an object, the lowest of the first byte for run 0: some
 // head may name the run. It is what indexpb.SettledObject.live holds. A run beyond the
 // bits is not live. Of a row bits are only ever cleared.

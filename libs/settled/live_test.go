@@ -7,6 +7,18 @@ import (
 	"pgregory.net/rapid"
 )
 
+// What the runs of an object take is all of it but its ends.
+func TestRunsTakeAllOfAnObject(t *testing.T) {
+	body, runs := build(t)
+	n := uint64(preamble + trailer)
+	for i := range runs {
+		n += runs[i].Bytes()
+	}
+	if n != uint64(len(body)) {
+		t.Errorf("%d bytes, the runs and the ends take %d", len(body), n)
+	}
+}
+
 // The bits say the same as a set of runs from which some are taken, and no others
 // change; a run that the object does not have is never live.
 func TestLiveIsASetOfRuns(t *testing.T) {
