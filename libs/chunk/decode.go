@@ -35,20 +35,36 @@ func Check(b []byte) (Header, error) {
 	return h, nil
 }
 
+// Split is Check that also returns the payload as it is stored, perhaps
+// compressed. It refers to b.
+//
+// Errors wrap ErrCorrupt or ErrVersion.
+func Split(b []byte) (Header, []byte, error) {
+	h, payload, err := split(b)
+	if err != nil {
+		return Header{}, nil, fmt.Errorf("split chunk: %w", err)
+	}
+	return h, payload, nil
+}
+
 // split verifies the checksums and returns header and stored payload.
 func split(b []byte) (Header, []byte, error) {
 	h, n, err := parseHeader(b)
 	if err != nil {
 		return h, nil, err
 	}
-	payload := b[n:]
+	return h, b[n:], verify(&h, b[n:])
+}
+
+// verify compares a payload with what its header says of it.
+func verify(h *Header, payload []byte) error {
 	if uint64(len(payload)) != uint64(h.PayloadLength) {
-		return h, nil, fmt.Errorf("payload of %d bytes, the header says %d: %w", len(payload), h.PayloadLength, ErrCorrupt)
+		return fmt.Errorf("payload of %d bytes, the header says %d: %w", len(payload), h.PayloadLength, ErrCorrupt)
 	}
 	if got := crc32.Checksum(payload, castagnoli); got != h.PayloadCRC {
-		return h, nil, fmt.Errorf("payload checksum %08x, want %08x: %w", got, h.PayloadCRC, ErrCorrupt)
+		return fmt.Errorf("payload checksum %08x, want %08x: %w", got, h.PayloadCRC, ErrCorrupt)
 	}
-	return h, payload, nil
+	return nil
 }
 
 // Decode verifies a whole chunk and returns its header and records. The records
@@ -61,18 +77,56 @@ func Decode(b []byte) (Header, []stream.Record, error) { return DecodeFrom(b, 0)
 // DecodeFrom is Decode for a reader that wants only the records from a number
 // on: it verifies as much, and keeps less. There may be none.
 func DecodeFrom(b []byte, from stream.Seq) (Header, []stream.Record, error) {
-	h, raw, err := split(b)
-	if err == nil {
-		raw, err = unpack(&h, raw)
-	}
+	h, payload, err := split(b)
 	var records []stream.Record
 	if err == nil {
-		records, err = parseRecords(&h, raw, from)
+		records, err = open(&h, payload, from)
 	}
 	if err != nil {
 		return Header{}, nil, fmt.Errorf("decode chunk: %w", err)
 	}
 	return h, records, nil
+}
+
+// Join is Decode of a chunk whose header and payload come apart. The records
+// refer to the payload, as Decode's do to its bytes.
+//
+// Errors wrap ErrCorrupt or ErrVersion.
+func Join(header, payload []byte) (Header, []stream.Record, error) {
+	h, n, err := parseHeader(header)
+	if err == nil && n != len(header) {
+		err = fmt.Errorf("header of %d bytes in %d: %w", n, len(header), ErrCorrupt)
+	}
+	if err == nil {
+		err = verify(&h, payload)
+	}
+	var records []stream.Record
+	if err == nil {
+		records, err = open(&h, payload, 0)
+	}
+	if err != nil {
+		return Header{}, nil, fmt.Errorf("join chunk: %w", err)
+	}
+	return h, records, nil
+}
+
+// Open returns the records of a chunk that Split has verified.
+//
+// Errors wrap ErrCorrupt.
+func Open(h *Header, payload []byte) ([]stream.Record, error) {
+	records, err := open(h, payload, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open chunk: %w", err)
+	}
+	return records, nil
+}
+
+func open(h *Header, payload []byte, from stream.Seq) ([]stream.Record, error) {
+	raw, err := unpack(h, payload)
+	if err != nil {
+		return nil, err
+	}
+	return parseRecords(h, raw, from)
 }
 
 func unpack(h *Header, payload []byte) ([]byte, error) {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"slices"
 
 	"github.com/nova-stream/nova/libs/stream"
 )
@@ -69,6 +70,17 @@ func appendHeader(dst []byte, h *Header) []byte {
 		}
 	}
 	return le.AppendUint32(dst, crc32.Checksum(dst[start:], castagnoli))
+}
+
+// Anonymous returns the bytes of a header, with its checksum, that is like h but
+// names no producers: who wrote is not for whoever reads.
+func (h *Header) Anonymous() []byte {
+	like := *h
+	like.Batches = slices.Clone(h.Batches)
+	for i := range like.Batches {
+		like.Batches[i].Producer = stream.Producer{}
+	}
+	return appendHeader(make([]byte, 0, headerSize(&like)), &like)
 }
 
 // ParseHeader reads and verifies the header at the start of b and returns how

@@ -3,10 +3,13 @@ package client
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/nova-stream/nova/libs/chunk"
+	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -27,7 +30,8 @@ const defaultPageTimeout = 30 * time.Second
 // Read calls each with every page of records from the start position to the
 // tail as of the first page, or to a limit. It asks again for what fails in
 // passing and checks that pages follow each other. Records that were trimmed
-// while it read are an error with reason TRIMMED.
+// while it read are an error with reason TRIMMED. Records of a page share memory:
+// who keeps one of them for long copies it.
 func (c *Client) Read(ctx context.Context, cfg ReadConfig, each func(*novapb.ReadResponse) error) error {
 	if cfg.Patience <= 0 {
 		cfg.Patience = defaultPatience
@@ -36,6 +40,7 @@ func (c *Client) Read(ctx context.Context, cfg ReadConfig, each func(*novapb.Rea
 		cfg.PageTimeout = defaultPageTimeout
 	}
 	req := proto.CloneOf(cfg.Request)
+	req.Chunks = true
 	var check continuity
 	if at, ok := req.GetStart().(*novapb.ReadRequest_Seq); ok && !req.GetClamp() {
 		check.expect(at.Seq)
@@ -112,7 +117,17 @@ func (c *Client) page(ctx context.Context, cfg ReadConfig, req *novapb.ReadReque
 		cancel()
 		switch {
 		case err == nil:
-			return page, nil
+			if err = unpack(page); err == nil {
+				return page, nil
+			}
+			if !req.GetChunks() {
+				return nil, err
+			}
+			// A newer server's, perhaps, or damaged: the reader is to decode them, and to
+			// judge.
+			req = proto.CloneOf(req)
+			req.Chunks = false
+			continue
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case !temporary(err):
@@ -124,6 +139,45 @@ func (c *Client) page(ctx context.Context, cfg ReadConfig, req *novapb.ReadReque
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// unpackedBytes is the most that the chunks of a page decode to.
+const unpackedBytes = 8 << 20
+
+// unpack makes records of the chunks of a page, if it has some. Each is verified
+// by its checksums; their content hashes are the page's.
+func unpack(page *novapb.ReadResponse) error {
+	left := uint64(unpackedBytes)
+	for _, c := range page.GetChunks() {
+		h, records, err := chunk.Join(c.GetHeader(), c.GetPayload())
+		if err != nil {
+			return fmt.Errorf("a page's chunk: %w: %w", err, ErrBroken)
+		}
+		if h.StreamID.String() != page.GetStreamId() || uint64(h.RawLength) > left {
+			return fmt.Errorf("a page's chunk of %d bytes of stream %s: %w", h.RawLength, h.StreamID, ErrBroken)
+		}
+		left -= uint64(h.RawLength)
+		page.Records = append(slices.Grow(page.Records, len(records)), messages(records)...)
+	}
+	page.Chunks = nil
+	return nil
+}
+
+// messages makes messages of records, with a few allocations for all of them.
+func messages(records []stream.Record) []*novapb.Record {
+	slab, out := make([]novapb.Record, len(records)), make([]*novapb.Record, len(records))
+	for i := range records {
+		r, m := &records[i], &slab[i]
+		m.Seq, m.Timestamp, m.Body = uint64(r.Seq), int64(r.Timestamp), r.Body
+		if len(r.Headers) > 0 {
+			m.Headers = make([]*novapb.Header, len(r.Headers))
+			for k := range r.Headers {
+				m.Headers[k] = &novapb.Header{Name: r.Headers[k].Name, Value: r.Headers[k].Value}
+			}
+		}
+		out[i] = m
+	}
+	return out
 }
 
 // before returns how many of the records are before end.

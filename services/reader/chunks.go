@@ -56,6 +56,8 @@ type piece struct {
 	before, after                 *stream.Hash
 	// about is how many bytes it probably decodes to.
 	about int64
+	// whole: it is to be passed on as it is, and not decoded.
+	whole bool
 }
 
 // pieceOf returns a piece as the leader gives it.
@@ -88,8 +90,18 @@ func piecesOf(in []*sequencerpb.Piece) ([]piece, error) {
 type decoded struct {
 	header  chunk.Header
 	records []stream.Record
-	size    int // bytes in memory, about
+	payload []byte // as stored, instead of records
+	size    int    // bytes in memory once decoded, about
 	at      place
+}
+
+// open decodes a chunk that was to be passed on whole.
+func (d *decoded) open() error {
+	var err error
+	if d.records, err = chunk.Open(&d.header, d.payload); err != nil {
+		return d.damaged(err.Error())
+	}
+	return nil
 }
 
 // damaged says that the chunk, whole as it is, is not the one that belongs there.
@@ -168,19 +180,29 @@ func (p *piece) parse(b []byte, id stream.ID) (decoded, error) {
 
 // decode verifies that bytes are the chunk expected.
 func (p *piece) decode(b []byte, id stream.ID) (decoded, error) {
-	h, records, err := chunk.Decode(b)
+	d := decoded{at: p.at}
+	var err error
+	if p.whole {
+		d.header, d.payload, err = chunk.Split(b)
+	} else {
+		d.header, d.records, err = chunk.Decode(b)
+	}
+	h := &d.header
 	if err != nil {
 		return decoded{}, fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	if h.StreamID != id || h.BaseSeq != p.at.first || h.Next() != p.next {
 		return decoded{}, fmt.Errorf("%w records %d..%d of stream %s are there", errOther, h.BaseSeq, h.Next(), h.StreamID)
 	}
-	if err := p.told(&h); err != nil {
+	if err := p.told(h); err != nil {
 		return decoded{}, err
 	}
-	d := decoded{header: h, records: records, at: p.at}
-	for i := range records {
-		d.size += records[i].Size() + recordCost + len(records[i].Headers)*headerCost
+	if p.whole {
+		d.size = int(h.RawLength) + int(h.Count)*recordCost
+	}
+	for i := range d.records {
+		r := &d.records[i]
+		d.size += r.Size() + recordCost + len(r.Headers)*headerCost
 	}
 	return d, nil
 }

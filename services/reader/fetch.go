@@ -31,6 +31,23 @@ type demand struct {
 	// skip: the start is looked for by time, so that the records of the first chunk
 	// may be passed over.
 	skip bool
+	// whole: chunks are to be passed on as they are, up to so many bytes as stored;
+	// 0: they are to be decoded.
+	whole int
+}
+
+// pass returns of the pieces those that may be passed on whole, and marks them: as
+// many as there is room for. If the first is wanted in part, it is all there is.
+func (d *demand) pass(pieces []piece, start stream.Seq) []piece {
+	left := d.whole
+	for i := range pieces {
+		p := &pieces[i]
+		if left -= int(min(p.at.length, maxPart)); i > 0 && (left < 0 || pieces[0].at.first != start) {
+			return pieces[:i]
+		}
+		p.whole = true
+	}
+	return pieces
 }
 
 // until returns where what is wanted ends, if it begins at start in the piece
@@ -135,7 +152,11 @@ func (s *Service) gather(ctx context.Context, id stream.ID, req *sequencerpb.Fet
 	if n := slices.IndexFunc(pieces, func(p piece) bool { return p.at.first >= want.until(start, &pieces[0]) }); n > 0 {
 		pieces = pieces[:n]
 	}
-	chunks, err := s.chunks(ctx, id, pieces, want.size)
+	part := pieces
+	if want.whole > 0 {
+		part = want.pass(pieces, start)
+	}
+	chunks, err := s.chunks(ctx, id, part, want.size)
 	if err == nil {
 		err = continuous(chunks, start)
 	}

@@ -55,7 +55,12 @@ func (s *Service) read(ctx context.Context, id stream.ID, key *sequencerpb.Strea
 	// appended until the last: what was there then does not change.
 	var state *sequencerpb.StreamState
 	for {
-		f, err := s.fetch(ctx, id, fetch, memory, c.demand(limit-p.size))
+		want := c.demand(limit - p.size)
+		if req.GetChunks() && c.from == nil && len(p.records) == 0 {
+			want = c.demand(packedBytes/2 - p.decoded)
+			want.whole = limit - p.size
+		}
+		f, err := s.fetch(ctx, id, fetch, memory, want)
 		if err != nil && out != nil {
 			// What is gathered is a page, whatever became of what follows: a trim may
 			// have passed it, or the leader moved.
@@ -69,22 +74,22 @@ func (s *Service) read(ctx context.Context, id stream.ID, key *sequencerpb.Strea
 			end := stream.Seq(state.GetTail())
 			c.end = &end
 		}
-		full, err := c.fill(&p, f.chunks, pageBytes)
+		full, err := c.page(&p, f.chunks, want.whole > 0)
 		if err != nil {
 			return nil, s.misfit(ctx, id, err)
 		}
 		out = &novapb.ReadResponse{
-			Records: p.records, NextSeq: uint64(c.next), Tail: state.GetTail(), FirstSeq: state.GetTrim(), StreamId: id.String(),
+			Records: p.records, Chunks: p.chunks, NextSeq: uint64(c.next), Tail: state.GetTail(), FirstSeq: state.GetTrim(), StreamId: id.String(),
 			HashBefore: uint64(p.before), HashAfter: uint64(p.after), LimitReached: c.done,
 			EndOfStream: state.GetSealed() && uint64(c.next) == state.GetTail(),
 		}
 		// Chunks are small where appends are: gather until the page is worth it.
-		if full || c.done || len(f.chunks) == 0 || uint64(c.next) >= state.GetTail() || p.size > pageBytes/2 {
+		if full || c.done || len(f.chunks) == 0 || uint64(c.next) >= state.GetTail() || p.size > pageBytes/2 || p.decoded > packedBytes/4 {
 			break
 		}
 		fetch = &sequencerpb.FetchRequest{Stream: key, Start: &sequencerpb.FetchRequest_Seq{Seq: uint64(c.next)}, MaxBytes: pageBytes}
 	}
-	s.records.Add(ctx, int64(len(p.records)))
+	s.records.Add(ctx, int64(p.count))
 	s.bytes.Add(ctx, int64(p.recordsSize))
 	return out, nil
 }

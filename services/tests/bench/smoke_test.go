@@ -31,7 +31,9 @@ func TestAck(t *testing.T) {
 	complete(t, ack(t, mem.New(), 3))
 	complete(t, delivery(t, mem.New(), 3))
 	complete(t, throughput(t, mem.New(), 2, 2, 1))
-	complete(t, catchUp(t, func() objectstore.Store { return mem.New() }, 3, 1))
+	for _, settled := range []bool{false, true} {
+		complete(t, catchUp(t, func() objectstore.Store { return mem.New() }, kept{"few", 2, 2, 1, settled}, 1))
+	}
 }
 
 func TestNode(t *testing.T) {
