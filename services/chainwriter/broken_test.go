@@ -192,6 +192,7 @@ func TestFrozenWriterToldNobody(t *testing.T) {
 				for i, s := range senders {
 					s.entry(token(uint32(i), 1, no))
 				}
+				time.Sleep(2 * gatherTime) // a flight of their own
 				synctest.Wait()
 			}
 			sealed, err := other.Seal(t.Context(), &chainwriterpb.SealRequest{ChainId: id})

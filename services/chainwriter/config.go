@@ -20,8 +20,9 @@ type Config struct {
 	Zone    string
 	// FlightBytes ends a flight, default 4 MiB.
 	FlightBytes int
-	// Linger is how long a flight waits for more entries, default 0: it leaves
-	// at once when a lane is free.
+	// Linger is how long a flight waits for more entries once a lane is free,
+	// default 0: it leaves at once if no other is in the air, else after 2 ms or
+	// when none is, whichever is first.
 	Linger time.Duration
 	// Lanes is how many flights are in the air, default 4, at most chain.MaxLanes.
 	Lanes int

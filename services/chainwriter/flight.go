@@ -186,27 +186,50 @@ func (w *writer) warnLimit(at limit) {
 // backlog is how many committed slots are not known to be absorbed.
 func (w *writer) backlog() int { return int(w.commits) - int(w.absorbed) }
 
+// gatherTime is how long a flight gathers at most while others are in the air: a
+// small one costs the store and the processor as much as a large one. Where a
+// flight takes less than that, it is as if there was one lane.
+const gatherTime = 2 * time.Millisecond
+
 // linger waits for more, unless there is enough or a fence waits.
 func (w *writer) linger() {
-	if w.cfg.Linger <= 0 {
-		return
-	}
-	select { // what hurried an earlier flight
-	case <-w.hurry:
-	default:
+	for _, c := range []chan struct{}{w.hurry, w.landed} { // of earlier flights
+		select {
+		case <-c:
+		default:
+		}
 	}
 	w.mu.Lock()
 	enough := w.ended || w.fences > 0 || w.waiting >= int64(w.cfg.FlightBytes)
+	wait, landed := w.cfg.Linger, (<-chan struct{})(nil)
+	if wait <= 0 && w.flying > 0 {
+		wait, landed = gatherTime, w.landed
+	}
 	w.mu.Unlock()
-	if enough {
+	if enough || wait <= 0 {
 		return
 	}
-	t := time.NewTimer(w.cfg.Linger)
+	t := time.NewTimer(wait)
 	defer t.Stop()
 	select {
 	case <-t.C:
+	case <-landed:
 	case <-w.hurry:
 	case <-w.appender.Done():
+	}
+}
+
+// fly counts a flight that is launched, 1, or decided, -1.
+func (w *writer) fly(n int) {
+	w.mu.Lock()
+	w.flying += n
+	none := w.flying == 0
+	w.mu.Unlock()
+	if none {
+		select {
+		case w.landed <- struct{}{}:
+		default:
+		}
 	}
 }
 
@@ -230,6 +253,7 @@ func (w *writer) launch(ctx context.Context, items []*item) bool {
 	}
 	started, size := w.now(), b.Size()
 	done := func(slot stream.Slot, err error) {
+		defer w.fly(-1)
 		if span != nil {
 			span.SetAttributes(telemetry.AttrSlot.Int64(int64(slot)), telemetry.AttrBytes.Int(size))
 			// Before the appends are answered, so that it ends within their spans.
@@ -242,7 +266,9 @@ func (w *writer) launch(ctx context.Context, items []*item) bool {
 		w.metrics.landed(ctx, w.now().Sub(started), len(items), size)
 		w.commit(slot, items, size)
 	}
+	w.fly(1)
 	if err := w.appender.Launch(chain.Flight{Builder: b, Span: span, Done: done}); err != nil {
+		w.fly(-1)
 		endFlight(span, err)
 		w.lose(items)
 		return false

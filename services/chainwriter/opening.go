@@ -150,7 +150,7 @@ func errRefused(detail string) error {
 func (s *Service) startWriter(ctx context.Context, id stream.ChainID) (*writer, error) {
 	w := &writer{
 		cfg: s.cfg, id: id, log: s.log, metrics: s.metrics, tracer: s.tracer, now: s.now, shards: map[stream.Shard]*shardState{},
-		gone: make(chan struct{}), hurry: make(chan struct{}, 1),
+		gone: make(chan struct{}), hurry: make(chan struct{}, 1), landed: make(chan struct{}, 1),
 	}
 	w.changed = sync.NewCond(&w.mu)
 	s.mu.Lock()

@@ -230,6 +230,51 @@ func TestBusyLanesBatch(t *testing.T) {
 	})
 }
 
+// While a flight is in the air, the next gathers shortly, also with lanes free: it
+// leaves when the first has landed, or when its time is over, whichever is first.
+func TestGathersWhileOthersFly(t *testing.T) {
+	for name, c := range map[string]struct {
+		put   time.Duration // of the first flight
+		waits time.Duration // from its launch until the second leaves
+	}{
+		"lands before":  {put: gatherTime / 2, waits: gatherTime / 2},
+		"lands after":   {put: 100 * gatherTime, waits: gatherTime},
+		"does not land": {put: time.Hour, waits: gatherTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cl := newCluster(t)
+				n := cl.start(Config{Lanes: 4, HedgeAfter: -1})
+				n.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Prefix: "chain/", Nth: 1, Do: fault.Delay, Delay: c.put})
+				var left []time.Time
+				n.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Prefix: "chain/", Hook: func(context.Context, fault.Op, string) error {
+					left = append(left, time.Now())
+					return nil
+				}})
+				id := n.open(t)
+				s := n.send(t, id)
+				began := time.Now()
+				s.entry(token(0, 1, 0))
+				synctest.Wait()
+				for no := range uint64(3) {
+					s.entry(token(0, 1, 1+no))
+					synctest.Wait()
+				}
+				if got := cl.slots(id); got != 0 {
+					t.Errorf("%d slots at once", got)
+				}
+				time.Sleep(c.waits + gatherTime/4)
+				synctest.Wait()
+				if len(left) == 0 || left[len(left)-1].Sub(began) != c.waits {
+					t.Errorf("%d flights, the last left %v after the first, want %v", len(left), left, c.waits)
+				}
+				s.cancel()
+				n.stop()
+			})
+		})
+	}
+}
+
 func TestBacklogStopsFlights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)

@@ -29,6 +29,7 @@ type writer struct {
 	now      func() time.Time
 	gone     chan struct{} // closed when run has returned
 	hurry    chan struct{} // capacity 1: a flight need not linger any more
+	landed   chan struct{} // capacity 1: no flight is in the air any more
 	sealed   atomic.Bool   // the chain's cut is recorded, as this life knows
 
 	mu       sync.Mutex // guards what follows
@@ -37,6 +38,7 @@ type writer struct {
 	ring     []*shardState // those with entries that wait, in turn
 	waiting  int64         // bytes of entries that wait for a flight
 	pooled   int64         // bytes of entries that wait or are in the air
+	flying   int           // flights in the air
 	fences   int           // fences that wait for a flight
 	commits  stream.Slot   // slots committed
 	absorbed stream.Slot   // as last learned

@@ -92,7 +92,7 @@ func sequencerFlags(f *config.Flags, c *sequencer.Config) {
 // chainWriterFlags declares what nova-chain-writer does too.
 func chainWriterFlags(f *config.Flags, c *chainwriter.Config) {
 	f.Int(&c.FlightBytes, "flight-bytes", 4<<20, "bytes after which a flight leaves")
-	f.Duration(&c.Linger, "linger", 0, "how long a flight waits for more; 0: it leaves when a lane is free")
+	f.Duration(&c.Linger, "linger", 0, "how long a flight waits for more; 0: only while others are in the air, 2ms at most")
 	f.Int(&c.Lanes, "put-lanes", 4, "flights in the air at once")
 	f.MiB(&c.PoolBytes, "flight-pool-mib", 256, "MiB of entries that wait for a flight or are in one")
 	f.Int(&c.BacklogFlights, "chain-backlog-flights", 1024, "committed flights of a chain not yet absorbed; beyond it appends wait")

@@ -21,7 +21,7 @@ func main() {
 			s.Flags(f, 7784, 7884)
 			objects.Flags(f)
 			f.Int(&cfg.FlightBytes, "flight-bytes", 4<<20, "bytes after which a flight leaves")
-			f.Duration(&cfg.Linger, "linger", 0, "how long a flight waits for more; 0: it leaves when a lane is free")
+			f.Duration(&cfg.Linger, "linger", 0, "how long a flight waits for more; 0: only while others are in the air, 2ms at most")
 			f.Int(&cfg.Lanes, "put-lanes", 4, "flights in the air at once")
 			f.MiB(&cfg.PoolBytes, "flight-pool-mib", 256, "MiB of entries that wait for a flight or are in one")
 			f.Int(&cfg.BacklogFlights, "chain-backlog-flights", 1024, "committed flights of a chain not yet absorbed; beyond it appends wait")
