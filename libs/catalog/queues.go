@@ -6,7 +6,7 @@ import (
 )
 
 // queues are those of due markers, sorted.
-var queues = []string{"bucket", "chain", "create", "delete", "directory", "reclaim", "retention", "settled", "unref"}
+var queues = []string{"bucket", "chain", QueueCompact, "create", "delete", "directory", "reclaim", "retention", "settled", "unref"}
 
 // Queues returns the names of the queues of due markers, sorted.
 func Queues() []string { return slices.Clone(queues) }

@@ -183,7 +183,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s.queues = []queue{
 		{"create", s.orphan, 0}, {"delete", s.deleteStream, 0}, {"bucket", s.deleteBucket, 0}, {"directory", s.judgeDirectory, 0},
 		{queueChain, s.lookAfterChain, 0}, {queueSettled, s.judgeSettled, 0}, {queueUnref, s.unref, largeMarkers},
-		{queueReclaim, s.reclaim, 0}, {queueRetention, s.retain, 0},
+		{queueReclaim, s.reclaim, 0}, {queueRetention, s.retain, 0}, {catalog.QueueCompact, s.compact, 0},
 	}
 	for _, q := range s.queues {
 		s.progress[q.name] = &reaperpb.QueueProgress{Queue: q.name}

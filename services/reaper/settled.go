@@ -127,7 +127,7 @@ const looksAtOnce = 512
 
 // lookForRuns is step 3: it changes row and returns its new version.
 func (s *Service) lookForRuns(ctx context.Context, row *indexpb.SettledObject, version int64) (int64, error) {
-	named, live, err := s.runsOf(ctx, row)
+	c, live, err := s.runsOf(ctx, row)
 	if err != nil {
 		return 0, err
 	}
@@ -143,14 +143,14 @@ func (s *Service) lookForRuns(ctx context.Context, row *indexpb.SettledObject, v
 		workers.SetLimit(atOnce)
 		for _, run := range part {
 			workers.Go(func() error {
-				is, err := named(wctx, run)
+				is, err := c.named(wctx, run)
 				if err != nil {
 					return fmt.Errorf("look for run %d of %s: %w", run, row.GetObject(), err)
 				}
 				if !is {
 					mu.Lock()
 					defer mu.Unlock()
-					settled.Live(next.GetLive()).Clear(run)
+					catalog.ClearRun(next, run, c.bytes(run))
 				}
 				return nil
 			})
@@ -164,6 +164,9 @@ func (s *Service) lookForRuns(ctx context.Context, row *indexpb.SettledObject, v
 		if proto.Equal(row, next) {
 			continue
 		}
+		if err := s.armCompact(ctx, row, next); err != nil {
+			return 0, err
+		}
 		if version, err = s.index.PutSettled(ctx, next, version); err != nil {
 			return 0, err
 		}
@@ -173,28 +176,39 @@ func (s *Service) lookForRuns(ctx context.Context, row *indexpb.SettledObject, v
 	return version, nil
 }
 
-// runsOf returns which runs of an object are live, and how to look for one: by a
-// bump of its stream's head, then by a walk of what that names. Of an object that
-// does not exist no run is named: its maker puts it before it touches the row, and
-// whoever deletes it knows that none is.
-func (s *Service) runsOf(ctx context.Context, row *indexpb.SettledObject) (named func(context.Context, uint32) (bool, error), live []uint32, err error) {
+// content is what an object holds.
+type content struct {
+	// named looks for a run: by a bump of its stream's head, then by a walk of what
+	// that names.
+	named func(ctx context.Context, run uint32) (bool, error)
+	// bytes is what a run takes; 0: it is not known.
+	bytes func(run uint32) uint64
+}
+
+// runsOf returns what an object holds, and which runs of it are live. Of one that does
+// not exist no run is named: its maker puts it before it touches the row, and whoever
+// deletes it knows that none is.
+func (s *Service) runsOf(ctx context.Context, row *indexpb.SettledObject) (c *content, live []uint32, err error) {
 	for run := range row.GetRuns() {
 		if settled.Live(row.GetLive()).Has(run) {
 			live = append(live, run)
 		}
 	}
 	if row.GetStreamId() != "" {
-		named, err = s.pageOf(ctx, row)
+		c, err = s.pageOf(ctx, row)
 	} else {
-		named, err = s.footerOf(ctx, row)
+		c, err = s.footerOf(ctx, row)
 	}
-	if named == nil {
-		named = func(context.Context, uint32) (bool, error) { return false, nil }
+	if c == nil {
+		c = &content{named: func(context.Context, uint32) (bool, error) { return false, nil }}
 	}
-	return named, live, err
+	if c.bytes == nil {
+		c.bytes = func(uint32) uint64 { return 0 }
+	}
+	return c, live, err
 }
 
-func (s *Service) pageOf(ctx context.Context, row *indexpb.SettledObject) (func(context.Context, uint32) (bool, error), error) {
+func (s *Service) pageOf(ctx context.Context, row *indexpb.SettledObject) (*content, error) {
 	id, err := stream.ParseID(row.GetStreamId())
 	if err != nil {
 		return nil, err
@@ -204,14 +218,14 @@ func (s *Service) pageOf(ctx context.Context, row *indexpb.SettledObject) (func(
 		return nil, err
 	}
 	p := history.PageOf(body, row.GetObject(), uint32(row.GetSize()))
-	return func(ctx context.Context, _ uint32) (bool, error) {
+	return &content{named: func(ctx context.Context, _ uint32) (bool, error) {
 		h, _, err := s.index.BumpHead(ctx, id)
 		if err != nil {
 			return false, absent(err)
 		}
 		is, err := history.NamesPage(ctx, s.load(id), h, p)
 		return is, tornDown(err)
-	}, nil
+	}}, nil
 }
 
 // absent makes a proof that there is no head no error: it names nothing.
@@ -222,7 +236,7 @@ func absent(err error) error {
 	return err
 }
 
-func (s *Service) footerOf(ctx context.Context, row *indexpb.SettledObject) (func(context.Context, uint32) (bool, error), error) {
+func (s *Service) footerOf(ctx context.Context, row *indexpb.SettledObject) (*content, error) {
 	key := row.GetObject()
 	_, size, gone, err := s.read(ctx, key, 0, 1)
 	if err != nil || gone {
@@ -252,10 +266,9 @@ func (s *Service) footerOf(ctx context.Context, row *indexpb.SettledObject) (fun
 	case len(runs) != int(row.GetRuns()):
 		return nil, fmt.Errorf("%s has %d runs, its row says %d: %w", key, len(runs), row.GetRuns(), settled.ErrCorrupt)
 	}
-	heads := bumped{s: s, of: map[stream.ID]*bump{}}
-	return func(ctx context.Context, run uint32) (bool, error) {
+	named := func(ctx context.Context, run uint32) (bool, error) {
 		r := runs[run]
-		h, err := heads.get(ctx, r.StreamID)
+		h, _, err := s.index.BumpHead(ctx, r.StreamID)
 		if err != nil {
 			return false, absent(err)
 		}
@@ -263,29 +276,6 @@ func (s *Service) footerOf(ctx context.Context, row *indexpb.SettledObject) (fun
 			Object: key, Run: run, FirstSeq: uint64(r.First), NextSeq: uint64(r.Next),
 		})
 		return is, tornDown(err)
-	}, nil
-}
-
-// bumped bumps the head of each stream once, after the object was CONDEMNED.
-type bumped struct {
-	s  *Service
-	mu sync.Mutex
-	of map[stream.ID]*bump
-}
-
-type bump struct {
-	once sync.Once
-	head *indexpb.Head
-	err  error
-}
-
-func (b *bumped) get(ctx context.Context, id stream.ID) (*indexpb.Head, error) {
-	b.mu.Lock()
-	if b.of[id] == nil {
-		b.of[id] = &bump{}
 	}
-	h := b.of[id]
-	b.mu.Unlock()
-	h.once.Do(func() { h.head, _, h.err = b.s.index.BumpHead(ctx, id) })
-	return h.head, h.err
+	return &content{named: named, bytes: func(run uint32) uint64 { return runs[run].Bytes() }}, nil
 }

@@ -115,7 +115,7 @@ func (s *Service) settledBeyond(ctx context.Context, h *indexpb.Head, since time
 
 // tearDown is steps 4 and 5.
 func (s *Service) tearDown(ctx context.Context, id stream.ID, h *indexpb.Head, version int64) error {
-	const queue = "delete"
+	d := dropping{Service: s, queue: "delete", id: id}
 	for {
 		if s.nearlyOver(ctx) {
 			return s.more("more pages than fit in a turn")
@@ -123,13 +123,13 @@ func (s *Service) tearDown(ctx context.Context, id stream.ID, h *indexpb.Head, v
 		var err error
 		switch {
 		case len(h.GetPages()) > 0:
-			if err := s.dropPage(ctx, queue, id, h.GetPages()[0]); err != nil {
+			if err := d.dropPage(ctx, h.GetPages()[0]); err != nil {
 				return err
 			}
 			h.Pages = h.GetPages()[1:]
 			version, err = s.index.PutHead(ctx, h, version)
 		case len(h.GetRefs()) > 0:
-			if err := s.dropRefs(ctx, queue, h.GetRefs()); err != nil {
+			if err := d.dropRefs(ctx, h.GetRefs()); err != nil {
 				return err
 			}
 			h.Refs = nil

@@ -34,12 +34,15 @@ const atOnce = 8
 //  2. per object clear the bits of the dead runs, by one compare-and-set. When the
 //     last bit goes, the same change makes the row CONDEMNED; before it a marker of
 //     queue "settled" is armed, which deletes the object once more and removes the
-//     row. A crash leaves some bits cleared: the next try finds them so.
+//     row. When most of the object is dead by it, a marker of queue "compact" is armed
+//     before. A crash leaves some bits cleared: the next try finds them so.
 //  3. delete the objects that have no live run. A crash leaves CONDEMNED rows
 //     without a bit: the next try deletes their objects again. If the metadata are
 //     exported, this is left to the markers, since exports name the objects still.
 //  4. pages, deepest first: what is below a page, then the page itself as an object
-//     with one run. A page whose object is gone has nothing below it any more.
+//     with one run. A page whose object is gone has nothing below it any more. What the
+//     head names of it all the same stays: a compaction puts pages in the place of such
+//     as hold the same refs but one, and drops these alone.
 func (s *Service) unref(ctx context.Context, m catalog.Marker) error {
 	id, err := stream.ParseID(m.Due.GetStreamId())
 	if err != nil {
@@ -76,7 +79,8 @@ func (s *Service) unref(ctx context.Context, m catalog.Marker) error {
 			dead.pages = append(dead.pages, p)
 		}
 	}
-	if err := s.drop(ctx, queueUnref, id, dead); err != nil {
+	d := dropping{Service: s, queue: queueUnref, id: id, head: h}
+	if err := d.drop(ctx, dead); err != nil {
 		return err
 	}
 	// Named still: the change did not happen, and whoever made it anew armed anew. It
@@ -103,34 +107,52 @@ type dropped struct {
 	pages []*indexpb.RefPage
 }
 
+// dropping drops what a stream's head names no longer.
+type dropping struct {
+	*Service
+
+	queue string
+	id    stream.ID
+	head  *indexpb.Head // after a bump; nil: what it names goes too
+}
+
 // drop is steps 2 to 4.
-func (s *Service) drop(ctx context.Context, queue string, id stream.ID, d dropped) error {
-	if err := s.dropRefs(ctx, queue, d.refs); err != nil {
+func (d dropping) drop(ctx context.Context, what dropped) error {
+	if err := d.dropRefs(ctx, what.refs); err != nil {
 		return err
 	}
-	for _, p := range d.pages {
-		if err := s.dropPage(ctx, queue, id, p); err != nil {
+	for _, p := range what.pages {
+		if err := d.dropPage(ctx, p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// named reports whether the head names a ref, or a page by a ref to it.
+func (d dropping) named(ctx context.Context, r *indexpb.Ref) (bool, error) {
+	if d.head == nil {
+		return false, nil
+	}
+	is, err := history.Names(ctx, d.load(d.id), d.head, r)
+	return is, tornDown(err)
+}
+
 // dropRefs clears the bits of refs, which are dead, and deletes the objects that are
 // dead by it, or leaves them to their markers.
-func (s *Service) dropRefs(ctx context.Context, queue string, refs []*indexpb.Ref) error {
+func (d dropping) dropRefs(ctx context.Context, refs []*indexpb.Ref) error {
 	if len(refs) == 0 {
 		return nil
 	}
 	// After the refs were dead: exports that begin from now on do not name them.
-	st, err := s.ask(ctx)
+	st, err := d.ask(ctx)
 	if err != nil {
 		return err
 	}
 	exported := st.GetEnabled()
-	runs := map[string][]uint32{}
+	runs := map[string][]*indexpb.Ref{}
 	for _, r := range refs {
-		runs[r.GetObject()] = append(runs[r.GetObject()], r.GetRun())
+		runs[r.GetObject()] = append(runs[r.GetObject()], r)
 	}
 	var mu sync.Mutex
 	var dead []object
@@ -138,10 +160,10 @@ func (s *Service) dropRefs(ctx context.Context, queue string, refs []*indexpb.Re
 	workers.SetLimit(atOnce)
 	for key, of := range runs {
 		workers.Go(func() error {
-			if s.nearlyOver(ctx) {
-				return s.more("more refs than fit in a turn")
+			if d.nearlyOver(ctx) {
+				return d.more("more refs than fit in a turn")
 			}
-			o, err := s.clear(wctx, key, of, exported)
+			o, err := d.clear(wctx, key, of, exported)
 			if err != nil {
 				return fmt.Errorf("object %s: %w", key, err)
 			}
@@ -154,20 +176,20 @@ func (s *Service) dropRefs(ctx context.Context, queue string, refs []*indexpb.Re
 		})
 	}
 	err = workers.Wait()
-	if rerr := s.remove(ctx, queue, dead); rerr != nil {
+	if rerr := d.remove(ctx, d.queue, dead); rerr != nil {
 		return rerr
 	}
 	return err
 }
 
-// dropPage drops all that is below a page, and then the page.
-func (s *Service) dropPage(ctx context.Context, queue string, id stream.ID, p *indexpb.RefPage) error {
+// dropPage drops all that is below a page and is not named, and then the page.
+func (d dropping) dropPage(ctx context.Context, p *indexpb.RefPage) error {
 	var refs []*indexpb.Ref
 	flush := func() error {
-		if s.nearlyOver(ctx) {
-			return s.more("more pages than fit in a turn")
+		if d.nearlyOver(ctx) {
+			return d.more("more pages than fit in a turn")
 		}
-		err := s.dropRefs(ctx, queue, refs)
+		err := d.dropRefs(ctx, refs)
 		refs = refs[:0]
 		return err
 	}
@@ -175,9 +197,16 @@ func (s *Service) dropPage(ctx context.Context, queue string, id stream.ID, p *i
 		if err := flush(); err != nil {
 			return err
 		}
-		return s.dropRefs(ctx, queue, []*indexpb.Ref{{Object: p.GetObject()}})
+		r := &indexpb.Ref{Object: p.GetObject(), FirstSeq: p.GetFirstSeq(), NextSeq: p.GetNextSeq()}
+		if is, err := d.named(ctx, r); err != nil || is {
+			return err
+		}
+		return d.dropRefs(ctx, []*indexpb.Ref{r})
 	}
-	err := history.WalkPage(ctx, s.load(id), p, func(r *indexpb.Ref) error {
+	err := history.WalkPage(ctx, d.load(d.id), p, func(r *indexpb.Ref) error {
+		if is, err := d.named(ctx, r); err != nil || is {
+			return err
+		}
 		refs = append(refs, r)
 		if len(refs) < page {
 			return nil
@@ -193,7 +222,7 @@ func (s *Service) dropPage(ctx context.Context, queue string, id stream.ID, p *i
 // clear clears bits of an object's row, and returns the object if no run of it is
 // live: then it is CONDEMNED, and to be deleted. An object that exports may name is
 // left to a marker.
-func (s *Service) clear(ctx context.Context, key string, runs []uint32, exported bool) (*object, error) {
+func (s *Service) clear(ctx context.Context, key string, runs []*indexpb.Ref, exported bool) (*object, error) {
 	for armed := false; ; {
 		row, version, err := s.index.GetSettled(ctx, key)
 		if catalog.IsNotFound(err) {
@@ -211,7 +240,7 @@ func (s *Service) clear(ctx context.Context, key string, runs []uint32, exported
 		}
 		next := proto.CloneOf(row)
 		for _, r := range runs {
-			settled.Live(next.GetLive()).Clear(r)
+			catalog.ClearRun(next, r.GetRun(), runBytes(r))
 		}
 		dead := !settled.Live(next.GetLive()).Any()
 		if dead && next.GetState() == indexpb.SettledState_SETTLED_STATE_ADOPTED {
@@ -227,6 +256,9 @@ func (s *Service) clear(ctx context.Context, key string, runs []uint32, exported
 				}
 				armed = true
 			}
+			if err := s.armCompact(ctx, row, next); err != nil {
+				return nil, err
+			}
 			if _, err := s.index.PutSettled(ctx, next, version); catalog.IsConflict(err) && ctx.Err() == nil {
 				armed = armed && !exported // a judge may have been there, and dropped it
 				continue
@@ -239,6 +271,14 @@ func (s *Service) clear(ctx context.Context, key string, runs []uint32, exported
 		}
 		return nil, nil
 	}
+}
+
+// runBytes returns what the run of a ref takes in its object; 0: the ref does not tell.
+func runBytes(r *indexpb.Ref) uint64 {
+	if r.GetLength() == 0 {
+		return 0
+	}
+	return settled.RunBytes(r.GetLength(), r.GetIndexLength())
 }
 
 // armDead leads to the second deletion of an object, or to both.

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/catalog"
-	"github.com/nova-stream/nova/libs/settled"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 )
 
@@ -96,10 +95,11 @@ func (s *span) adoptHead(ctx context.Context, p *plan) (bool, error) {
 	if err := s.armDead(ctx, next.GetStreamId(), dead, deadPages); err != nil {
 		return false, err
 	}
-	pages, err := s.overflow(ctx, next)
+	more, err := s.overflow(ctx, next)
 	if err != nil {
 		return false, err
 	}
+	pages := slices.Concat(p.pages, more)
 	if n := proto.Size(next); n > maxHeadBytes {
 		return false, blocked("the head of stream %s would have %d bytes", p.id, n)
 	}
@@ -152,6 +152,10 @@ func (s *span) adoptHead(ctx context.Context, p *plan) (bool, error) {
 	if p.rewrite != nil {
 		s.metrics.rewritten.Add(ctx, p.rewrite.bytes)
 		s.metrics.rewrittenBytes.Add(uint64(p.rewrite.bytes))
+	}
+	if p.move != nil {
+		s.metrics.compacted.Add(ctx, int64(p.move.GetLength()))
+		s.metrics.compactedBytes.Add(p.move.GetLength())
 	}
 	for _, o := range pages {
 		o.placed[0].named = true
@@ -246,7 +250,16 @@ func (o *object) finish(ctx context.Context) error {
 	}
 	r := proto.CloneOf(o.row)
 	r.State = indexpb.SettledState_SETTLED_STATE_ADOPTED
-	r.Live = settled.NewLive(len(o.placed), func(run int) bool { return o.placed[run].named })
+	for run, at := range o.placed {
+		if !at.named {
+			catalog.ClearRun(r, uint32(run), at.of.Bytes())
+		}
+	}
+	if catalog.ToCompact(o.row, r) {
+		if err := o.index.ArmCompact(ctx, o.key, o.now().Add(o.grace)); err != nil {
+			return fmt.Errorf("arm the marker of an object that is mostly dead: %w", err)
+		}
+	}
 	if _, err := o.index.PutSettled(ctx, r, o.version); err != nil {
 		if catalog.IsConflict(err) {
 			return nil // its judge has come

@@ -20,9 +20,10 @@ type metrics struct {
 	quarantined     metric.Int64Counter
 	rewritten       metric.Int64Counter
 	rewriteFailures metric.Int64Counter
+	compacted       metric.Int64Counter
 
-	// The same as settled, written and rewritten, for GetProgress.
-	settledBytes, writtenBytes, rewrittenBytes atomic.Uint64
+	// The same as settled, written, rewritten and compacted, for GetProgress.
+	settledBytes, writtenBytes, rewrittenBytes, compactedBytes atomic.Uint64
 }
 
 // load is what a settler looks after.
@@ -71,6 +72,7 @@ func newMetrics(m metric.Meter, now func() load) (*metrics, error) {
 		settleFailures:  counter("nova.settler.failures", "{failure}", "Times that a chain could not be settled."),
 		quarantined:     counter("nova.settler.quarantined", "{stream}", "Streams found broken and quarantined."),
 		rewritten:       counter("nova.settler.rewritten.bytes", "By", "Bytes of small runs that became part of larger ones."),
+		compacted:       counter("nova.settler.compacted.bytes", "By", "Bytes of runs copied out of objects of which most was dead."),
 		rewriteFailures: counter("nova.settler.rewrite.failures", "{failure}", "Times that small runs could not be rewritten."),
 	}, err
 }

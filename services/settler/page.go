@@ -22,15 +22,23 @@ func (s *span) overflow(ctx context.Context, next *indexpb.Head) ([]*object, err
 			return out, nil
 		}
 		body.StreamId = next.GetStreamId()
-		encoded := history.EncodePage(body)
-		o, err := s.make(ctx, "page/"+stream.NewAttemptID().String(), encoded, 1, next.GetStreamId())
+		o, err := s.makePage(ctx, body)
 		if err != nil {
-			return nil, fmt.Errorf("write a page of refs: %w", err)
+			return nil, err
 		}
-		o.placed = []*placed{{object: o}}
-		replace(o.key, uint32(len(encoded)))
+		replace(o.key, uint32(o.row.GetSize()))
 		out = append(out, o)
 	}
+}
+
+// makePage makes the object of a page of a stream.
+func (e *engine) makePage(ctx context.Context, body *indexpb.RefPageBody) (*object, error) {
+	o, err := e.make(ctx, history.EncodePage(body), &indexpb.SettledObject{Object: "page/" + stream.NewAttemptID().String(), Runs: 1, StreamId: body.GetStreamId()})
+	if err != nil {
+		return nil, fmt.Errorf("write a page of refs: %w", err)
+	}
+	o.placed = []*placed{{object: o}}
+	return o, nil
 }
 
 // loader reads the pages of a stream.

@@ -40,6 +40,8 @@ type plan struct {
 	rewrite  *rewrite            // what becomes one with them; nil: nothing
 	unread   error               // why that could not be read
 	redo     bool                // the stream is taken up again, without rewriting
+	move     *indexpb.Ref        // what the chunk that is placed is a copy of: see compact.go
+	pages    []*object           // that name it there, if it was in a page
 }
 
 // errLog is what is wrong with a stream's own log; other streams are not
@@ -307,6 +309,10 @@ func (s *span) keep(ctx context.Context, p *plan, log *errLog) error {
 // is trimmed or rewritten, and what is dead by that.
 func (p *plan) next(ctx context.Context, s *span) (next *indexpb.Head, dead []*indexpb.Ref, deadPages []*indexpb.RefPage, err error) {
 	next = proto.CloneOf(p.head)
+	if p.move != nil {
+		dead, err = p.moved(ctx, s, next)
+		return next, dead, nil, err
+	}
 	if p.lift {
 		next.Quarantine, next.Pins = "", nil
 	}

@@ -31,9 +31,11 @@ func (p *process) slow(seed uint64) {
 }
 
 // I2, I6, I11: two settlers at one chain at the same time, of which one may die.
-func TestTwoSettlersAtOnce(t *testing.T) { twoAtOnce(t, Config{}, 80, (*world).story) }
+func TestTwoSettlersAtOnce(t *testing.T) {
+	twoAtOnce(t, Config{}, (*process).settleAll, 80, (*world).story)
+}
 
-func twoAtOnce(t *testing.T, cfg Config, seeds uint64, prepare func(w *world)) {
+func twoAtOnce(t *testing.T, cfg Config, do task, seeds uint64, prepare func(w *world)) {
 	t.Helper()
 	for seed := range seeds {
 		if t.Failed() {
@@ -54,14 +56,14 @@ func twoAtOnce(t *testing.T, cfg Config, seeds uint64, prepare func(w *world)) {
 					time.Sleep(start)
 					p.die(w.ctx, func(ctx context.Context) {
 						for range 3 {
-							_ = p.settleAll(ctx, w)
+							_ = do(p, ctx, w)
 						}
 					})
 				})
 			}
 			work.Wait()
 			w.check()
-			if err := w.process(cfg).settleAll(w.ctx, w); err != nil {
+			if err := do(w.process(cfg), w.ctx, w); err != nil {
 				w.t.Errorf("the last settler: %v", err)
 			}
 			w.wantSettled()

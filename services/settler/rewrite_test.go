@@ -269,21 +269,21 @@ func wantTiers(w *world) {
 
 // I2, I6, I11: a settler that rewrites may die anywhere.
 func TestDiesAnywhereWhileItRewrites(t *testing.T) {
-	everyCrash(t, Config{RewriteRuns: few}, (*world).tiers, wantTiers)
+	everyCrash(t, Config{RewriteRuns: few}, (*process).settleAll, (*world).tiers, wantTiers)
 }
 
 // I2, I6: nor is one call that fails any harm.
 func TestOneCallFailsWhileItRewrites(t *testing.T) {
-	everyFailure(t, Config{RewriteRuns: few}, (*world).tiers)
+	everyFailure(t, Config{RewriteRuns: few}, (*process).settleAll, (*world).tiers)
 }
 
 func TestOldReadsWhileItRewrites(t *testing.T) {
-	oldReads(t, Config{RewriteRuns: few}, (*world).tiers)
+	oldReads(t, Config{RewriteRuns: few}, (*process).settleAll, (*world).tiers)
 }
 
 // I2, I6, I11: two settlers rewrite the same runs, or one does and the other not.
 func TestTwoRewriteAtOnce(t *testing.T) {
-	twoAtOnce(t, Config{RewriteRuns: few}, 60, (*world).tiers)
+	twoAtOnce(t, Config{RewriteRuns: few}, (*process).settleAll, 60, (*world).tiers)
 }
 
 // I1, I2, I11: whatever is written and fails, it is found again.

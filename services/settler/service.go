@@ -37,7 +37,8 @@ type Service struct {
 	began    time.Time
 	workers  chan struct{} // a token per chain worked on
 	engine   *engine
-	settlers chan struct{} // a token per chain that is being settled
+	settlers chan struct{} // a token per chain that is being settled, and per object that is compacted
+	compacts chan struct{} // a token per object that is compacted
 
 	listing listing // of Run alone
 
@@ -64,7 +65,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	s := &Service{
 		cfg: cfg, chains: chains, index: deps.Index, registry: deps.Registry, log: deps.Log, now: deps.Now, began: deps.Now(),
-		workers: make(chan struct{}, cfg.Workers), settlers: make(chan struct{}, settlesAtOnce),
+		workers: make(chan struct{}, cfg.Workers), settlers: make(chan struct{}, settlesAtOnce), compacts: make(chan struct{}, 1),
 		tracked: map[string]*tracked{}, settling: map[string]chan struct{}{},
 	}
 	if s.metrics, err = newMetrics(deps.Meter, s.load); err != nil {
@@ -241,7 +242,7 @@ func (s *Service) GetProgress(context.Context, *settlerpb.GetProgressRequest) (*
 	defer s.mu.Unlock()
 	out := &settlerpb.GetProgressResponse{
 		SettledBytes: s.metrics.settledBytes.Load(), WrittenBytes: s.metrics.writtenBytes.Load(), Since: s.began.UnixMilli(),
-		RewrittenBytes: s.metrics.rewrittenBytes.Load(),
+		RewrittenBytes: s.metrics.rewrittenBytes.Load(), CompactedBytes: s.metrics.compactedBytes.Load(),
 	}
 	for id, t := range s.tracked {
 		bytes, since := t.unsettled()

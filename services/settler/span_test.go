@@ -148,15 +148,19 @@ func eachCall() int {
 	return 1
 }
 
+// task is what a settler does in a test that goes wrong somewhere; done again it
+// finishes what is left.
+type task func(p *process, ctx context.Context, w *world) error
+
 // everyCrash kills a settler before and after the effect of each call that it
 // makes to a store, and has another one finish.
-func everyCrash(t *testing.T, cfg Config, prepare, check func(w *world)) {
+func everyCrash(t *testing.T, cfg Config, do task, prepare, check func(w *world)) {
 	t.Helper()
 	var rows, objects int
 	in(t, "clean", func(w *world) {
 		prepare(w)
 		p := w.process(cfg)
-		if err := p.settleAll(w.ctx, w); err != nil {
+		if err := do(p, w.ctx, w); err != nil {
 			t.Fatal(err)
 		}
 		rows, objects = p.calls()
@@ -170,9 +174,9 @@ func everyCrash(t *testing.T, cfg Config, prepare, check func(w *world)) {
 			prepare(w)
 			p := w.process(cfg)
 			kill(p)
-			p.die(w.ctx, func(ctx context.Context) { _ = p.settleAll(ctx, w) })
+			p.die(w.ctx, func(ctx context.Context) { _ = do(p, ctx, w) })
 			w.check()
-			if err := w.process(cfg).settleAll(w.ctx, w); err != nil {
+			if err := do(w.process(cfg), w.ctx, w); err != nil {
 				w.t.Errorf("the next settler: %v", err)
 			}
 			check(w)
@@ -198,7 +202,7 @@ func everyCrash(t *testing.T, cfg Config, prepare, check func(w *world)) {
 
 // I2, I6, I11: whatever a settler leaves when it dies, the next one finishes.
 func TestDiesAnywhereAndTheNextFinishes(t *testing.T) {
-	everyCrash(t, Config{}, (*world).story, func(w *world) {
+	everyCrash(t, Config{}, (*process).settleAll, (*world).story, func(w *world) {
 		w.wantSettled()
 		w.check()
 	})
@@ -252,7 +256,7 @@ func (w *world) tangle() {
 
 func TestDiesAnywhereInATangle(t *testing.T) {
 	const memory = 1 << 20 // of a span
-	everyCrash(t, Config{SettleMemory: settlesAtOnce * memory, RewriteRuns: -1}, (*world).tangle, func(w *world) {
+	everyCrash(t, Config{SettleMemory: settlesAtOnce * memory, RewriteRuns: -1}, (*process).settleAll, (*world).tangle, func(w *world) {
 		w.wantSettled()
 		w.check()
 		c, many, large, broken, deleted, trimmed := w.chains[0], w.logs[0].head(), w.logs[1].head(), w.logs[3].head(), w.logs[4].head(), w.logs[5].head()
@@ -266,16 +270,16 @@ func TestDiesAnywhereInATangle(t *testing.T) {
 }
 
 // I2, I6: one call that fails, in whatever way, is no harm.
-func TestOneCallFails(t *testing.T) { everyFailure(t, Config{}, (*world).story) }
+func TestOneCallFails(t *testing.T) { everyFailure(t, Config{}, (*process).settleAll, (*world).story) }
 
 // everyFailure makes each call that a settler makes fail, in every way.
-func everyFailure(t *testing.T, cfg Config, prepare func(w *world)) {
+func everyFailure(t *testing.T, cfg Config, do task, prepare func(w *world)) {
 	t.Helper()
 	var rows, objects int
 	in(t, "clean", func(w *world) {
 		prepare(w)
 		p := w.process(cfg)
-		if err := p.settleAll(w.ctx, w); err != nil {
+		if err := do(p, w.ctx, w); err != nil {
 			t.Fatal(err)
 		}
 		rows, objects = p.calls()
@@ -285,11 +289,11 @@ func everyFailure(t *testing.T, cfg Config, prepare func(w *world)) {
 			prepare(w)
 			p := w.process(cfg)
 			script(p)
-			if err := p.settleAll(w.ctx, w); err != nil {
+			if err := do(p, w.ctx, w); err != nil {
 				p.rows.Clear()
 				p.objects.Clear()
 				w.check()
-				if err := p.settleAll(w.ctx, w); err != nil {
+				if err := do(p, w.ctx, w); err != nil {
 					w.t.Errorf("tried again: %v", err)
 				}
 			}
@@ -297,27 +301,27 @@ func everyFailure(t *testing.T, cfg Config, prepare func(w *world)) {
 			w.check()
 		})
 	}
-	for do, name := range map[metafault.Action]string{
+	for act, name := range map[metafault.Action]string{
 		metafault.FailBefore: "refused", metafault.LoseReply: "reply lost", metafault.OwnConflict: "own conflict", metafault.Stale: "old read",
 	} {
 		for n := 1; n <= rows && !t.Failed(); n += eachCall() {
-			one(fmt.Sprintf("metastore call %d %s", n, name), func(p *process) { p.rows.Script(metafault.Rule{Nth: n, Do: do}) })
+			one(fmt.Sprintf("metastore call %d %s", n, name), func(p *process) { p.rows.Script(metafault.Rule{Nth: n, Do: act}) })
 		}
 	}
-	for do, name := range map[fault.Action]string{
+	for act, name := range map[fault.Action]string{
 		fault.FailBefore: "refused", fault.LoseReply: "reply lost", fault.Hang: "hangs", fault.Permanent: "refused for good",
 		fault.Throttle: "throttled", fault.Cut: "cut", fault.Corrupt: "corrupted on its way", fault.Truncate: "truncated on its way",
 	} {
 		for n := 1; n <= objects && !t.Failed(); n += eachCall() {
-			one(fmt.Sprintf("object call %d %s", n, name), func(p *process) { p.objects.Script(fault.Rule{Nth: n, Do: do}) })
+			one(fmt.Sprintf("object call %d %s", n, name), func(p *process) { p.objects.Script(fault.Rule{Nth: n, Do: act}) })
 		}
 	}
 }
 
 // All reads are old ones, by one version or several: nothing is decided by them.
-func TestOldReads(t *testing.T) { oldReads(t, Config{}, (*world).story) }
+func TestOldReads(t *testing.T) { oldReads(t, Config{}, (*process).settleAll, (*world).story) }
 
-func oldReads(t *testing.T, cfg Config, prepare func(w *world)) {
+func oldReads(t *testing.T, cfg Config, do task, prepare func(w *world)) {
 	t.Helper()
 	for _, prefix := range []string{"shard/", "head/", "chain/", "directory/", "settled/"} {
 		for back := 1; back <= 3; back++ {
@@ -326,11 +330,11 @@ func oldReads(t *testing.T, cfg Config, prepare func(w *world)) {
 				p := w.process(cfg)
 				p.rows.Script(metafault.Rule{Op: metafault.Read, Prefix: prefix, Do: metafault.Stale, Back: back})
 				ctx, cancel := context.WithTimeout(w.ctx, 10*time.Second)
-				_ = p.settleAll(ctx, w) // it may come nowhere
+				_ = do(p, ctx, w) // it may come nowhere
 				cancel()
 				w.check()
 				p.rows.Clear()
-				if err := p.settleAll(w.ctx, w); err != nil {
+				if err := do(p, w.ctx, w); err != nil {
 					w.t.Errorf("with reads of now: %v", err)
 				}
 				w.wantSettled()

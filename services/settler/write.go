@@ -275,7 +275,7 @@ func (w *writer) seal(ctx context.Context) error {
 	if len(runs) == 0 {
 		return nil
 	}
-	o, err := w.make(ctx, "settled/"+stream.NewAttemptID().String(), body, len(runs), "")
+	o, err := w.makeRuns(ctx, body, runs)
 	if err != nil {
 		return err
 	}
@@ -328,13 +328,22 @@ type object struct {
 	version int64
 }
 
-// make is step 4: whatever is left of it, the marker leads to it.
-func (e *engine) make(ctx context.Context, key string, body []byte, runs int, streamID string) (*object, error) {
-	now := e.now()
-	o := &object{engine: e, key: key, row: &indexpb.SettledObject{
-		Object: key, State: indexpb.SettledState_SETTLED_STATE_ADOPTING, Runs: uint32(runs), Live: settled.NewLive(runs, func(int) bool { return true }),
-		Size: uint64(len(body)), StreamId: streamID, CreatedAt: now.UnixMilli(),
-	}}
+// makeRuns makes an object of runs, whose key is new.
+func (e *engine) makeRuns(ctx context.Context, body []byte, runs []settled.Run) (*object, error) {
+	bytes := uint64(0)
+	for i := range runs {
+		bytes += runs[i].Bytes()
+	}
+	return e.make(ctx, body, &indexpb.SettledObject{Object: runsPrefix + stream.NewAttemptID().String(), Runs: uint32(len(runs)), LiveBytes: bytes})
+}
+
+// make is step 4: whatever is left of it, the marker leads to it. The row says what the
+// object is.
+func (e *engine) make(ctx context.Context, body []byte, row *indexpb.SettledObject) (*object, error) {
+	now, key, runs, streamID := e.now(), row.GetObject(), int(row.GetRuns()), row.GetStreamId()
+	row.State, row.Live = indexpb.SettledState_SETTLED_STATE_ADOPTING, settled.NewLive(runs, func(int) bool { return true })
+	row.Size, row.CreatedAt = uint64(len(body)), now.UnixMilli()
+	o := &object{engine: e, key: key, row: row}
 	var err error
 	if o.marker, err = e.index.ArmDue(ctx, &indexpb.Due{Queue: queueSettled, At: now.Add(judgeAfter).UnixMilli(), Object: key, StreamId: streamID}); err != nil {
 		return nil, fmt.Errorf("arm the marker of a settled object: %w", err)

@@ -18,14 +18,14 @@ var reclaimMutants = []mutant{
 	},
 	{
 		rule: "a judge changes a head before it looks what that names", invariant: "I11", file: "services/reaper/settled.go",
-		old: "h.head, _, h.err = b.s.index.BumpHead(ctx, id)",
-		new: "h.head, _, h.err = b.s.index.ProvenHead(ctx, id)",
+		old: "h, _, err := s.index.BumpHead(ctx, r.StreamID)",
+		new: "h, _, err := s.index.ProvenHead(ctx, r.StreamID)",
 		pkg: "services/reaper", test: "TestJudgeNeverDeletesWhatASlowSettlerNames",
 	},
 	{
 		rule: "a judge condemns the object before it looks", invariant: "I11", file: "services/reaper/settled.go",
 		old: "\t\tvar err error\n\t\tif version, err = s.index.PutSettled(ctx, row, version); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tm.Due.Since, m.Due.Export = 0, 0\n",
-		new: "\t\tnamed, live, err := s.runsOf(ctx, row)\n\t\tfor _, run := range live {\n\t\t\tif is, _ := named(ctx, run); !is {\n\t\t\t\tsettled.Live(row.GetLive()).Clear(run)\n\t\t\t}\n\t\t}\n" +
+		new: "\t\tc, live, err := s.runsOf(ctx, row)\n\t\tfor _, run := range live {\n\t\t\tif is, _ := c.named(ctx, run); !is {\n\t\t\t\tsettled.Live(row.GetLive()).Clear(run)\n\t\t\t}\n\t\t}\n" +
 			"\t\t_, version, _ = s.index.GetSettled(ctx, row.GetObject())\n\t\tif version, err = s.index.PutSettled(ctx, row, version); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tm.Due.Since, m.Due.Export = 0, 0\n",
 		pkg: "services/reaper", test: "TestJudgeNeverDeletesWhatASlowSettlerNames",
 	},
