@@ -5,6 +5,8 @@ package wire
 
 import (
 	"fmt"
+	"math/bits"
+	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
@@ -12,8 +14,6 @@ import (
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/mem"
 	protobuf "google.golang.org/protobuf/proto"
-
-	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
 const (
@@ -50,15 +50,44 @@ func ServerOptions() []grpc.ServerOption {
 // Codec is the one of both, for those who put something around it.
 func Codec() encoding.CodecV2 { return codec }
 
-// buffers has a size for every message: gRPC's own pool has none between 32 KiB
-// and 1 MiB, takes the larger one, and clears all of it each time.
-var buffers = func() mem.BufferPool {
-	p, err := mem.NewBinaryTieredBufferPool(8, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
-	if err != nil {
-		panic(err) // only sizes that no machine has, and they are constants
+// buffers is the pool of both sides: gRPC's own clears all of a buffer each time.
+var buffers mem.BufferPool = &tiers{}
+
+// The sizes that are pooled are the powers of two from smallest to largest.
+const (
+	smallest = 8
+	largest  = 23
+)
+
+// tiers is a pool of buffers by size. Their content is whatever was there: who
+// gets one fills it first, as gRPC does.
+type tiers [largest - smallest + 1]sync.Pool
+
+// tier returns the smallest size that holds n bytes, as its power of two.
+func tier(n int) int { return max(bits.Len(uint(max(n, 1)-1)), smallest) }
+
+// Get implements mem.BufferPool.
+func (t *tiers) Get(n int) *[]byte {
+	p := tier(n)
+	if p > largest {
+		b := make([]byte, n)
+		return &b
 	}
-	return p
-}()
+	if b, ok := t[p-smallest].Get().(*[]byte); ok {
+		*b = (*b)[:n]
+		return b
+	}
+	b := make([]byte, n, 1<<p)
+	return &b
+}
+
+// Put implements mem.BufferPool.
+func (t *tiers) Put(b *[]byte) {
+	p := bits.Len(uint(cap(*b))) - 1
+	if p >= smallest && p <= largest && cap(*b) == 1<<p {
+		t[p-smallest].Put(b)
+	}
+}
 
 // codec is gRPC's Protobuf codec with buffers as its pool. The one that is
 // registered uses another pool, or, when a library has registered its own, none.
@@ -75,13 +104,14 @@ func (pooled) Marshal(v any) (mem.BufferSlice, error) {
 	if !ok {
 		return nil, fmt.Errorf("marshal: a %T is no Protobuf message", v)
 	}
-	size, write := sizeOf(m)
+	size := protobuf.Size(m)
+	opts := protobuf.MarshalOptions{UseCachedSize: true} // computed just now
 	if mem.IsBelowBufferPoolingThreshold(size) {
-		b, err := write(make([]byte, 0, size))
+		b, err := opts.Marshal(m)
 		return mem.BufferSlice{mem.SliceBuffer(b)}, err
 	}
 	buf := buffers.Get(size)
-	b, err := write((*buf)[:0])
+	b, err := opts.MarshalAppend((*buf)[:0], m)
 	if err != nil {
 		buffers.Put(buf)
 		return nil, err
@@ -90,29 +120,11 @@ func (pooled) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.NewBuffer(buf, buffers)}, nil
 }
 
-// sizeOf returns how long a message is, and what appends it.
-func sizeOf(m protobuf.Message) (int, func(dst []byte) ([]byte, error)) {
-	if a, ok := m.(*novapb.AppendSessionRequest); ok {
-		if size, inner, ok := batchSize(a); ok {
-			return size, func(dst []byte) ([]byte, error) { return writeBatch(dst, a, inner), nil }
-		}
-	}
-	opts := protobuf.MarshalOptions{UseCachedSize: true} // computed just now
-	return protobuf.Size(m), func(dst []byte) ([]byte, error) { return opts.MarshalAppend(dst, m) }
-}
-
 // Unmarshal implements encoding.CodecV2. The message refers to nothing of data.
 func (pooled) Unmarshal(data mem.BufferSlice, v any) error {
 	m, ok := v.(protobuf.Message)
 	if !ok {
 		return fmt.Errorf("unmarshal: a %T is no Protobuf message", v)
-	}
-	if a, ok := m.(*novapb.AppendSessionRequest); ok {
-		b := join(data)
-		if readBatch(b, a) {
-			return nil
-		}
-		return protobuf.Unmarshal(b, a)
 	}
 	buf := data.MaterializeToBuffer(buffers)
 	defer buf.Free()

@@ -58,7 +58,7 @@ func catchUp(tb testing.TB, open func() objectstore.Store, h kept, rounds int) m
 	for range rounds {
 		past := &past{Store: open(), rows: metamem.New()}
 		past.write(tb, h)
-		n := past.start(tb, unsettled)
+		n := past.start(tb, unsettled, unsettled)
 		c := dial(tb, n.Addr())
 		m.watch(0)
 		begun, idle, read := time.Now(), m.ours(), 0
@@ -117,11 +117,12 @@ type past struct {
 	keys []string
 }
 
-// start starts a node over the stores that settles what is as old as age.
-func (p *past) start(tb testing.TB, age time.Duration) inside {
+// start starts a node over the stores that looks so often what there is to absorb,
+// and to settle as it is as old as age.
+func (p *past) start(tb testing.TB, age, interval time.Duration) inside {
 	tb.Helper()
 	cfg := nodeConfig(tb, "--dev", "--tail-window-mib", "1")
-	cfg.Settler.SettleAge, cfg.Settler.Interval = age, 20*time.Millisecond
+	cfg.Settler.SettleAge, cfg.Settler.Interval = age, interval
 	cfg.WrapObjects = func(own objectstore.Store) objectstore.Store { return putting{p, own} }
 	cfg.WrapMetastore = func(own metastore.Store) metastore.Store { return keptMetadata{p.rows, own} }
 	return startNode(tb, cfg)
@@ -167,7 +168,8 @@ func (p *past) write(tb testing.TB, h kept) {
 	if h.settled {
 		age = time.Millisecond
 	}
-	n := p.start(tb, age)
+	const interval = 20 * time.Millisecond
+	n := p.start(tb, age, interval)
 	defer n.stop()
 	c := dial(tb, n.Addr())
 	create(tb, c)
