@@ -86,7 +86,7 @@ mutants: tools ## break each guarded rule and see its test fail
 
 .PHONY: soak
 soak: tools ## load and faults for NOVA_SOAK (1h), judged for correctness, then kills, timed
-	cd services && $(GO) test -tags soak -run Soak -count=1 -v $(TESTFLAGS) -timeout 0 ./tests/failover
+	cd services && $(GO) test -tags soak -run Soak -count=1 -p 1 -v $(TESTFLAGS) -timeout 0 ./tests/failover ./tests/retention
 
 .PHONY: bench
 bench: tools ## the benchmarks behind docs/performance.md

@@ -28,6 +28,7 @@ type day struct {
 	reads   novapb.ReadServiceClient
 	slots   []*slot
 	over    atomic.Bool
+	others  int // buckets beyond those that it made
 
 	// How often each came, for the report.
 	records, bytes, reading, seeks, again, trims, deletes, creations, ends atomic.Int64
@@ -64,10 +65,15 @@ const bucketCount = 4
 
 func bucketName(i int) string { return fmt.Sprintf("bucket-%d", i) }
 
-func newDay(t testing.TB, seed uint64, names int) *day {
-	d := &day{world: newWorld(t, busy)}
+// connect makes the clients.
+func (d *day) connect() {
 	d.buckets, d.streams = novapb.NewBucketServiceClient(d.public), novapb.NewStreamServiceClient(d.public)
 	d.appends, d.reads = novapb.NewAppendServiceClient(d.public), novapb.NewReadServiceClient(d.public)
+}
+
+func newDay(t testing.TB, seed uint64, names int) *day {
+	d := &day{world: newWorld(t, busy)}
+	d.connect()
 	d.ready()
 	for i := range bucketCount {
 		d.must(d.try(func(ctx context.Context) error {
@@ -154,9 +160,11 @@ func (d *day) note(format string, args ...any) {
 	d.t.Logf("%s "+format, append([]any{time.Now().UTC().Format("02 15:04:05")}, args...)...)
 }
 
+// patience is how long a call is repeated.
+const patience = 15 * time.Minute
+
 // try repeats a call until it is answered for certain.
 func (d *day) try(f func(context.Context) error) error {
-	const patience = 15 * time.Minute
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for {
@@ -306,6 +314,9 @@ func (d *day) remove(s *slot) {
 		d.t.Errorf("delete %s: %v", s.name, err)
 	}
 	d.deletes.Add(1)
+	g.mu.Lock()
+	g.gone = time.Now()
+	g.mu.Unlock()
 	s.now.Store(nil)
 	s.dead = time.Now().Add(time.Duration(s.rand.IntN(40)) * time.Minute)
 	if s.rand.IntN(2) == 0 {

@@ -8,6 +8,9 @@
 // the rest of the work is waited for, and every object and every row that is there
 // must have a reason.
 //
+// The same, smaller, loses the metastore again and again, restores it from the bucket
+// while clients wait for their answers, and goes on (lost_test.go).
+//
 // What a record's limit means, and by how much it may be exceeded, is in
 // model_test.go; what may be left in the end is in end_test.go.
 package retention

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/discovery"
 	"github.com/nova-stream/nova/libs/export"
@@ -359,6 +360,12 @@ func (a *accounts) objects() {
 		a.t.Errorf("%d rows of settled objects, want %d", got, len(rows))
 	}
 	slices.SortFunc(losses, func(x, y loss) int { return cmp.Compare(y.dead, x.dead) })
+	for _, l := range losses {
+		// What little is dead of an object is not worth a copy.
+		if l.dead > l.live+catalog.MinDead {
+			a.t.Errorf("%s has %d live and %d dead bytes", l.key, l.live, l.dead)
+		}
+	}
 	a.note("%d settled objects and pages, %d bytes = %d live (bodies %d) + %d dead beside live ones + %d of indexes and pages, %d runs, %d frames; %d bytes of exports and SEALs; worst %v",
 		len(rows), total, a.live, a.bodies, dead, slack, runs, frames, allowed, losses[:min(3, len(losses))])
 	if total != a.live+dead+slack {
@@ -411,7 +418,7 @@ func (a *accounts) queues() {
 // rest: the other rows.
 func (a *accounts) rest() {
 	kinds := a.rows.kinds()
-	for kind, most := range map[string]int{"directory": 0, "life": 2, "bucket": bucketCount / 2, "shard": shards, "constellation": 1, "export": 1, "fence": 64} {
+	for kind, most := range map[string]int{"directory": 0, "life": 2, "bucket": bucketCount/2 + a.others, "shard": shards, "constellation": 1, "export": 1, "fence": 64} {
 		if kinds[kind] > most {
 			a.t.Errorf("%d rows %s, want %d", kinds[kind], kind, most)
 		}

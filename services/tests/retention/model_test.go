@@ -51,6 +51,8 @@ type generation struct {
 	trimming uint64    // asked
 	emptied  time.Time // when a trim to the tail was first asked for since the last record
 	deleting bool
+	gone     time.Time     // when its delete was acknowledged
+	late     time.Duration // how much later than that its limits may be kept
 }
 
 // bodyOf returns the body of a record.
@@ -115,7 +117,7 @@ func (g *generation) mustBeGone(now time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	since := g.emptySince()
-	return g.empty() > 0 && !since.IsZero() && now.Sub(since) > 2*g.empty()+2*ageSlack
+	return g.empty() > 0 && !since.IsZero() && now.Sub(since) > 2*g.empty()+2*ageSlack+g.late
 }
 
 // extent is what was seen of a stream.
@@ -176,10 +178,10 @@ func (g *generation) tooLate(x extent) error {
 	if first >= x.acked {
 		return nil
 	}
-	if old := x.asked.Sub(time.UnixMilli(g.times[first])); g.age() > 0 && old > g.age()+ageSlack {
+	if old := x.asked.Sub(time.UnixMilli(g.times[first])); g.age() > 0 && old > g.age()+ageSlack+g.late {
 		return fmt.Errorf("record %d is %v old and still there, the limit is %v", first, old, g.age())
 	}
-	if limit := g.cfg.GetRetentionBytes(); limit > 0 {
+	if limit := g.cfg.GetRetentionBytes(); limit > 0 && g.late == 0 {
 		young := g.at(x.asked.Add(-bytesSlack))
 		// The oldest ref reaches beyond the limit: it holds what came in one span.
 		second := g.at(time.UnixMilli(g.times[first]).Add(settleAge + time.Minute))

@@ -267,12 +267,15 @@ func (w *world) replace(id string, dead bool, calls int64, linger, gone time.Dur
 	w.start(id, p.service, p.build)
 }
 
-// endAll ends all processes, callers first.
+// callersFirst are all processes, callers before callees.
+var callersFirst = []string{
+	"gateway-0", "reader-0", "reaper-1", "settler-1", "reaper-0", "settler-0", "sequencer-1", "sequencer-0",
+	"chain-writer-1", "chain-writer-0", "cache-0", "index-0",
+}
+
+// endAll ends all processes.
 func (w *world) endAll() {
-	for _, id := range []string{
-		"gateway-0", "reader-0", "reaper-1", "settler-1", "reaper-0", "settler-0", "sequencer-1", "sequencer-0",
-		"chain-writer-1", "chain-writer-0", "cache-0", "index-0",
-	} {
+	for _, id := range callersFirst {
 		w.end(id, false, 0, 0)
 	}
 }
