@@ -160,6 +160,7 @@ func (s *Store) Watch(ctx context.Context, prefix string) (<-chan metastore.Even
 				select {
 				case out <- e:
 				case <-ctx.Done():
+				case <-s.killed: // it came before, and nobody took it
 				}
 			}
 		}()
