@@ -142,7 +142,12 @@ func opened(tb testing.TB) func(objectstore.Store, error) objectstore.Store {
 // the recorder sees its flights.
 func nodeOn(tb testing.TB, store objectstore.Store, metadata metastore.Store, args ...string) (inside, *recorder) {
 	tb.Helper()
-	cfg := nodeConfig(tb, append([]string{"--dev"}, args...)...)
+	return nodeWith(tb, store, metadata, nodeConfig(tb, append([]string{"--dev"}, args...)...))
+}
+
+// nodeWith is nodeOn with a configuration.
+func nodeWith(tb testing.TB, store objectstore.Store, metadata metastore.Store, cfg novad.Config) (inside, *recorder) {
+	tb.Helper()
 	r := &recorder{Store: store}
 	cfg.WrapObjects = func(own objectstore.Store) objectstore.Store {
 		r.own = own
@@ -172,16 +177,19 @@ type recorder struct {
 	mu    sync.Mutex
 	sizes []int    // since take
 	keys  []string // of all
+	times []time.Time
 }
 
 func (r *recorder) PutIfAbsent(ctx context.Context, key string, body []byte) (objectstore.ETag, error) {
+	tag, err := r.Store.PutIfAbsent(ctx, key, body)
 	if strings.HasPrefix(key, slots) {
 		r.mu.Lock()
 		r.sizes = append(r.sizes, len(body))
 		r.keys = append(r.keys, key)
+		r.times = append(r.times, time.Now())
 		r.mu.Unlock()
 	}
-	return r.Store.PutIfAbsent(ctx, key, body)
+	return tag, err
 }
 
 func (r *recorder) Close() error { return r.own.Close() }
