@@ -48,3 +48,11 @@ func TestMemory(t *testing.T) {
 	}
 	complete(t, residentPerStream(t, here{}, 10))
 }
+
+func TestBackground(t *testing.T) {
+	complete(t, rowsPerRecord(t, load{streams: 3, calls: 6, perSecond: 1000, records: 2, spans: 2, rest: time.Millisecond}))
+	complete(t, settleRate(t, mem.New(), textBatch(4, 100), 2, 2, 1))
+	complete(t, amplification(t, []crowd{{1, 200 << 10}, {2, 2 << 10}}, 2))
+	complete(t, absorbLag(t, mem.New(), 2, 10*time.Millisecond))
+	complete(t, stored(t, text(300)))
+}
