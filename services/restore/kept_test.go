@@ -6,6 +6,7 @@ import (
 	"github.com/nova-stream/nova/libs/bundle"
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/directory"
+	"github.com/nova-stream/nova/libs/export"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -30,6 +31,50 @@ func TestLimitsAreLookedAfter(t *testing.T) {
 	due := r.due("retention")
 	if len(due) != 1 || due[0].GetDueId() != d.GetStream().GetRetentionMarker() {
 		t.Errorf("the descriptor names marker %q, there are %v", d.GetStream().GetRetentionMarker(), due)
+	}
+}
+
+// An export that was found damaged is none of the two that are kept: the one before it,
+// from which was restored, is there when the next one is damaged, too.
+func TestADamagedExportIsNotKept(t *testing.T) {
+	w := newWorld(t)
+	damageNewest := func(w *world) string {
+		st, err := w.index.GetExportState(t.Context(), &indexpb.GetExportStateRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, err := w.objects.List(t.Context(), export.Prefix, "", 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range found {
+			id, part, ok := export.ParseKey(o.Key)
+			if !ok || part >= 0 {
+				continue
+			}
+			if m, err := export.ReadManifest(t.Context(), w.objects, id); err == nil && m.GetNumber() == st.GetCompleted() {
+				w.lose(export.PartKey(id, 0))
+				return id
+			}
+		}
+		t.Fatal("there is no export")
+		return ""
+	}
+	w.export()
+	w.export()
+	damageNewest(w)
+	r := w.restore()
+	if r.report.Skipped != 1 || r.report.Number != 1 {
+		t.Fatalf("%+v", r.report)
+	}
+	st, err := r.index.GetExportState(t.Context(), &indexpb.GetExportStateRequest{})
+	if err != nil || st.GetCompleted() != 1 || st.GetOldestKept() != 1 || st.GetBegun() != 2 {
+		t.Errorf("after the restore: %v, %v", st, err)
+	}
+	r.export()
+	damageNewest(r.world)
+	if again := r.world.restore(); again.report.Number != 1 {
+		t.Errorf("the newest is damaged again: %+v", again.report)
 	}
 }
 

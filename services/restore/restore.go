@@ -213,11 +213,13 @@ func (r *restore) due(ctx context.Context, id string, d *indexpb.Due) error {
 // complete nothing that a restore from these needs is deleted.
 func (r *restore) finish(ctx context.Context) error {
 	st := &indexpb.ExportState{IntervalMs: time.Hour.Milliseconds(), Attempt: r.source.manifest.GetExportId()}
+	st.Completed, st.CompletedBegunAt = r.source.manifest.GetNumber(), r.source.manifest.GetBegunAt()
 	for _, e := range r.bucket.exports {
+		// One that is damaged is none of those that the next restore may use.
+		e.Complete = e.GetComplete() && e.GetNumber() <= st.GetCompleted()
 		st.Begun = max(st.GetBegun(), e.GetNumber())
 		st.Exports = append(st.Exports, e)
 	}
-	st.Completed, st.CompletedBegunAt = st.GetBegun(), r.source.manifest.GetBegunAt()
 	if err := r.rows.Put(ctx, st); err != nil {
 		return err
 	}

@@ -189,6 +189,7 @@ func (l *lossy) lose(r *rand.Rand) {
 	rows := newLedger(metamem.New())
 	report := l.restore(r, rows)
 	if report == nil {
+		l.startAll(busy) // so that all can be ended
 		return
 	}
 	if report.Damage != report.Skipped {
