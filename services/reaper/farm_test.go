@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -31,6 +32,7 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/cache/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/reaper/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/settler/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 	"github.com/nova-stream/nova/services/index" //nolint:depguard // the real rules of the records are part of what is tested
 )
@@ -47,6 +49,7 @@ type farm struct {
 	leader  func(method string, req, res proto.Message) error // nil: nobody leads
 	nodes   []discovery.Node                                  // chain-writers
 	writers map[string]grpc.ClientConnInterface               // by address
+	settler func(object string) (*settlerpb.CompactObjectResponse, error)
 
 	exporting *index.Exporting // nil: the metadata are not exported
 	exported  time.Time        // when they were, last
@@ -219,12 +222,25 @@ func (p *process) dead() bool {
 }
 
 // Nodes implements Registry.
-func (f *farm) Nodes(context.Context, discovery.Service) ([]discovery.Node, error) {
+func (f *farm) Nodes(_ context.Context, s discovery.Service) ([]discovery.Node, error) {
+	if s == discovery.Settler && f.settler != nil {
+		return []discovery.Node{{ID: "settler", Address: "settler"}}, nil
+	}
+	if s == discovery.Settler {
+		return nil, nil
+	}
 	return slices.Clone(f.nodes), nil
 }
 
 // Address implements Connections.
 func (f *farm) Address(a string) (grpc.ClientConnInterface, error) {
+	if a == "settler" {
+		return asked(func(_ string, req, res proto.Message) error {
+			out, err := f.settler(req.(*settlerpb.CompactObjectRequest).GetObject())
+			proto.Merge(res, out)
+			return err
+		}), nil
+	}
 	if c := f.writers[a]; c != nil {
 		return c, nil
 	}
@@ -266,6 +282,7 @@ type run struct {
 	id          stream.ID
 	first, next uint64
 	at          int64 // timestamp of all records
+	size        int   // bytes of a record; 0: few
 }
 
 // object puts an object of runs and its row, ADOPTING, and returns the refs.
@@ -274,7 +291,20 @@ func (f *farm) object(runs ...run) []*indexpb.Ref {
 	key, body, refs := f.build(runs...)
 	f.put(key, body)
 	f.row(key, uint32(len(runs)), "", len(body))
+	f.liveBytes(key, refs)
 	return refs
+}
+
+// liveBytes notes what the runs of an object take.
+func (f *farm) liveBytes(key string, refs []*indexpb.Ref) {
+	f.t.Helper()
+	_, _, err := f.index.UpdateSettled(f.t.Context(), key, func(r *indexpb.SettledObject) (bool, error) {
+		for _, ref := range refs {
+			r.LiveBytes += runBytes(ref)
+		}
+		return true, nil
+	})
+	f.must(err)
 }
 
 func (f *farm) build(runs ...run) (key string, body []byte, refs []*indexpb.Ref) {
@@ -283,8 +313,13 @@ func (f *farm) build(runs ...run) (key string, body []byte, refs []*indexpb.Ref)
 	b := settled.NewBuilder()
 	for _, r := range runs {
 		in := chunk.Input{StreamID: r.id, BaseSeq: stream.Seq(r.first), Batches: []chunk.InputBatch{{}}}
+		body := []byte("record")
+		if r.size > 0 {
+			body = make([]byte, r.size)
+			_, _ = rand.NewChaCha8([32]byte{1}).Read(body)
+		}
 		for seq := r.first; seq < r.next; seq++ {
-			in.Batches[0].Records = append(in.Batches[0].Records, stream.Record{Seq: stream.Seq(seq), Timestamp: stream.Millis(r.at), Body: []byte("record")})
+			in.Batches[0].Records = append(in.Batches[0].Records, stream.Record{Seq: stream.Seq(seq), Timestamp: stream.Millis(r.at), Body: body})
 		}
 		frame, h, err := chunk.Encode(nil, in)
 		f.must(err)
@@ -295,7 +330,7 @@ func (f *farm) build(runs ...run) (key string, body []byte, refs []*indexpb.Ref)
 	for i, r := range made {
 		refs = append(refs, &indexpb.Ref{
 			Object: key, Run: uint32(i), FirstSeq: uint64(r.First), NextSeq: uint64(r.Next), FirstTimestamp: int64(r.FirstTimestamp),
-			LastTimestamp: int64(r.LastTimestamp), Offset: r.Offset, Length: r.Length, Frames: r.Frames,
+			LastTimestamp: int64(r.LastTimestamp), Offset: r.Offset, Length: r.Length, Frames: r.Frames, IndexOffset: r.IndexOffset, IndexLength: r.IndexLength,
 		})
 	}
 	return key, body, refs
@@ -365,7 +400,7 @@ func (f *farm) settle(id stream.ID, n int) *indexpb.Head {
 	f.t.Helper()
 	var refs []*indexpb.Ref
 	for i := range uint64(n) {
-		r := f.object(run{id, i, i + 1, 1})
+		r := f.object(run{id, i, i + 1, 1, 0})
 		f.adopted(r[0].GetObject())
 		refs = append(refs, r[0])
 	}

@@ -92,7 +92,7 @@ func (f *farm) retained(c *novapb.StreamConfig) (stream.ID, *led) {
 func (f *farm) runs(id stream.ID, l *led, at ...time.Time) {
 	f.t.Helper()
 	for _, t := range at {
-		r := f.object(run{id, l.tail, l.tail + 1, t.UnixMilli()})
+		r := f.object(run{id, l.tail, l.tail + 1, t.UnixMilli(), 0})
 		f.adopted(r[0].GetObject())
 		f.add(id, r[0])
 		l.tail++

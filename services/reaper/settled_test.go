@@ -32,8 +32,8 @@ func (f *farm) judgeLater(keys ...string) {
 func TestObjectOfADeadMakerIsJudgedWhereverItDies(t *testing.T) {
 	crashes(t, Config{}, queueSettled, judged, func(f *farm) func() {
 		a, b := f.stream(nil), f.stream(nil)
-		some := f.object(run{a, 0, 1, 1}, run{b, 0, 1, 1}, run{stream.NewID(), 0, 1, 1})
-		none := f.object(run{b, 0, 2, 1})
+		some := f.object(run{a, 0, 1, 1, 0}, run{b, 0, 1, 1, 0}, run{stream.NewID(), 0, 1, 1, 0})
+		none := f.object(run{b, 0, 2, 1, 0})
 		f.add(a, some[0])
 		keys := []string{some[0].GetObject(), none[0].GetObject()}
 		f.judgeLater(keys...)
@@ -77,7 +77,7 @@ func TestObjectOfManyRunsIsJudged(t *testing.T) {
 	const n = looksAtOnce + 100
 	var runs []run
 	for range n {
-		runs = append(runs, run{f.stream(nil), 0, 1, 1})
+		runs = append(runs, run{f.stream(nil), 0, 1, 1, 0})
 	}
 	refs := f.object(runs...)
 	var named []uint32
@@ -109,7 +109,7 @@ func TestPageThatIsNamedStays(t *testing.T) {
 // A PUT that arrives after the deletion leaves nothing either.
 func TestLatePutOfAnObjectIsDeletedToo(t *testing.T) {
 	f := newFarm(t)
-	key, body, _ := f.build(run{stream.NewID(), 0, 1, 1})
+	key, body, _ := f.build(run{stream.NewID(), 0, 1, 1, 0})
 	f.row(key, 1, "", len(body))
 	f.judgeLater(key)
 	drain(t, f.process(Config{}).Service, 0, 1)
@@ -122,7 +122,7 @@ func TestLatePutOfAnObjectIsDeletedToo(t *testing.T) {
 // judged: its row is refused.
 func TestSlowMakerFailsAfterItsMarkerWasJudged(t *testing.T) {
 	f := newFarm(t)
-	key, body, _ := f.build(run{stream.NewID(), 0, 1, 1})
+	key, body, _ := f.build(run{stream.NewID(), 0, 1, 1, 0})
 	f.judgeLater(key)
 	drain(t, f.process(Config{}).Service, 0, 1)
 	_, err := f.index.PutSettled(t.Context(), &indexpb.SettledObject{
@@ -138,7 +138,7 @@ func TestSlowMakerFailsAfterItsMarkerWasJudged(t *testing.T) {
 // What is damaged is not judged: nobody can tell which heads name it.
 func TestDamagedObjectIsSetAside(t *testing.T) {
 	f := newFarm(t)
-	key, body, _ := f.build(run{stream.NewID(), 0, 1, 1})
+	key, body, _ := f.build(run{stream.NewID(), 0, 1, 1, 0})
 	body[len(body)-10] ^= 1
 	f.put(key, body)
 	f.row(key, 1, "", len(body))
@@ -308,7 +308,7 @@ func raceJudge(t *testing.T, streams, dies int, path []int) (taken []int, died b
 	for range streams {
 		id := f.stream(nil)
 		m.ids = append(m.ids, id)
-		runs = append(runs, run{id, 0, 1, 1})
+		runs = append(runs, run{id, 0, 1, 1, 0})
 	}
 	m.refs = f.object(runs...)
 	key := m.refs[0].GetObject()

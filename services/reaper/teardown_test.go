@@ -45,8 +45,8 @@ func (f *farm) deleteMarker(id stream.ID) *indexpb.Due {
 func TestDeletedStreamGoesWhereverItDies(t *testing.T) {
 	crashes(t, Config{}, "delete", torn, func(f *farm) func() {
 		other, id := f.stream(nil), f.stream(nil)
-		shared := f.object(run{other, 0, 1, 1}, run{id, 0, 1, 1})
-		own := f.object(run{id, 1, 2, 1})
+		shared := f.object(run{other, 0, 1, 1, 0}, run{id, 0, 1, 1, 0})
+		own := f.object(run{id, 1, 2, 1, 0})
 		keys := []string{shared[0].GetObject(), own[0].GetObject()}
 		f.adopted(keys...)
 		f.add(other, shared[0])
@@ -200,7 +200,7 @@ func TestPutThatIsLaterThanTheTeardownLeavesNothing(t *testing.T) {
 	f := newFarm(t)
 	id := f.stream(nil)
 	f.settle(id, 3)
-	key, body, _ := f.build(run{id, 3, 4, 1})
+	key, body, _ := f.build(run{id, 3, 4, 1, 0})
 	f.row(key, 1, "", len(body))
 	f.arm(&indexpb.Due{Queue: queueSettled, Object: key, At: f.clock().Add(time.Hour).UnixMilli()})
 	c := f.chain(0)

@@ -20,9 +20,9 @@ var collected = []string{queueUnref, queueSettled}
 func TestDroppedRefsGoWhereverItDies(t *testing.T) {
 	crashes(t, Config{}, queueUnref, collected, func(f *farm) func() {
 		a, b := f.stream(nil), f.stream(nil)
-		shared := f.object(run{a, 0, 2, 1}, run{b, 0, 1, 1})
-		own := f.object(run{a, 2, 3, 1})
-		stays := f.object(run{a, 3, 4, 1})
+		shared := f.object(run{a, 0, 2, 1, 0}, run{b, 0, 1, 1, 0})
+		own := f.object(run{a, 2, 3, 1, 0})
+		stays := f.object(run{a, 3, 4, 1, 0})
 		keys := []string{shared[0].GetObject(), own[0].GetObject(), stays[0].GetObject()}
 		f.adopted(keys...)
 		f.add(a, shared[0], own[0], stays[0])
