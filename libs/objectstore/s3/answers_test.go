@@ -88,6 +88,7 @@ func TestAnswersAreJudgedByCodeFirst(t *testing.T) {
 		{409, "ConditionalRequestConflict", []string{"PutIfAbsent", "PutIfMatch"}, unavailable, "ConditionalRequestConflict"},
 		{409, "OperationAborted", all, unavailable, ""},
 		{409, "", []string{"PutIfAbsent"}, unavailable, ""},
+		{409, "ExistingObjectIsDirectory", []string{"PutIfAbsent"}, unavailable, "ExistingObjectIsDirectory"},
 		{409, "ObjectParentIsFile", []string{"PutIfAbsent"}, permanent, ""},
 		{400, "RequestTimeout", all, unavailable, "RequestTimeout"}, // C20
 		{400, "IncompleteBody", []string{"PutIfAbsent"}, unavailable, ""},

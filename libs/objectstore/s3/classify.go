@@ -42,7 +42,9 @@ var codes = map[string]error{
 	"BandwidthLimitExceeded":   objectstore.ErrThrottled,
 	"TooManyRequestsException": objectstore.ErrThrottled,
 
-	"ExistingObjectIsDirectory": objectstore.ErrPermanent, // versitygw, 409: "a" and "a/b"
+	// versitygw, 409: a put whose folder went meanwhile with the last object in it, as
+	// well as "a" where "a/b" is, which Nova's keys never are.
+	"ExistingObjectIsDirectory": objectstore.ErrUnavailable,
 	"ObjectParentIsFile":        objectstore.ErrPermanent, // versitygw, 409
 }
 
