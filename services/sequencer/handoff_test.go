@@ -364,7 +364,7 @@ func TestTakeoverAndDeath(t *testing.T) {
 // shard stays where it is, unharmed.
 func TestOffersAreDeclined(t *testing.T) {
 	w := newWorld(t)
-	l := w.lead(Config{})
+	l := w.lead(Config{LeaseTTL: time.Hour}) // it is not renewed meanwhile
 	offer := func() error {
 		_, err := l.OfferShard(t.Context(), &sequencerpb.OfferShardRequest{Shard: 0, Epoch: 1})
 		return err

@@ -3,6 +3,7 @@ package sequencer
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -15,8 +16,21 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
-// evict lets every stream go that is at rest.
+// evict lets every stream go that is at rest. An append is acknowledged before the
+// pump that numbered it has ended, which keeps its stream.
 func (l *leader) evict() {
+	l.w.t.Helper()
+	eventually(l.w.t, "nobody pumps", func() bool {
+		sh := l.shard()
+		sh.mu.Lock()
+		streams := slices.Collect(maps.Values(sh.streams))
+		sh.mu.Unlock()
+		return !slices.ContainsFunc(streams, func(st *openStream) bool {
+			st.mu.Lock()
+			defer st.mu.Unlock()
+			return st.pumping
+		})
+	})
 	time.Sleep(time.Millisecond) // longer than idle streams stay; see Config.IdleStream
 	l.evictIdle()
 }

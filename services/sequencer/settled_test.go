@@ -759,6 +759,7 @@ func TestPinnedRecordsAreNotForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.discard()
+		synctest.Wait() // nobody pumps
 		st := l.open(d)
 		l.evictIdle()
 		st.addWaiters(1) // so that it stays

@@ -194,7 +194,6 @@ func (w *world) settleAll() {
 }
 
 // chainIDs returns all chains, the oldest first.
-// chainIDs returns all chains, the oldest first.
 func (w *writer) chainIDs() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

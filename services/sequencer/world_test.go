@@ -222,8 +222,7 @@ type answer struct {
 	err error
 }
 
-// begin appends without waiting, and returns once n batches of the stream wait
-// to be numbered or committed.
+// begin appends without waiting.
 func (l *leader) begin(ctx context.Context, req *novapb.AppendRequest) <-chan answer {
 	out := make(chan answer, 1)
 	go func() {
@@ -244,7 +243,8 @@ func (l *leader) pending(req *novapb.AppendRequest) <-chan answer {
 }
 
 // numbered returns the name's stream in memory, and how many of its entries are
-// under way.
+// under way: they have their place in the shard's line, which comes after their
+// numbers.
 func (l *leader) numbered(req *novapb.AppendRequest) (*openStream, int) {
 	sh := l.shard()
 	sh.mu.Lock()
@@ -252,13 +252,25 @@ func (l *leader) numbered(req *novapb.AppendRequest) (*openStream, int) {
 	sh.mu.Unlock()
 	for _, st := range streams {
 		st.mu.Lock()
-		name, n := st.descriptor.GetName(), len(st.inflight)
+		name := st.descriptor.GetName()
 		st.mu.Unlock()
 		if name == req.GetStream() {
-			return st, n
+			return st, sh.inLine(st)
 		}
 	}
 	return nil, 0
+}
+
+// inLine returns how many entries of a stream have a place in the shard's line.
+func (sh *shard) inLine(st *openStream) (n int) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	for _, e := range sh.pending {
+		if e.st == st {
+			n++
+		}
+	}
+	return n
 }
 
 // state returns the committed extent of a stream.
