@@ -482,3 +482,67 @@ func (p *process) beforeHead(nth int, f func()) {
 		return nil
 	}})
 }
+
+// I11: a copy that was judged meanwhile is named by no head that is read later.
+func TestCondemnedCopyIsNotNamed(t *testing.T) {
+	for at := 4; at < 7; at++ { // three heads are read before there is a copy
+		run(t, func(t *testing.T, w *world) {
+			w.wasteful()
+			p := w.process(Config{})
+			p.rows.Script(metafault.Rule{Op: metafault.Read, Prefix: "head/", Nth: at, Times: 1, Do: metafault.Pass, Hook: func(context.Context, metafault.Op, string) error {
+				for _, d := range w.due(queueSettled) {
+					if strings.HasPrefix(d.GetObject(), runsPrefix) {
+						w.judge(d.GetObject())
+					}
+				}
+				return nil
+			}})
+			_, _ = p.compact(t.Context(), w.wastes())
+			w.check()
+			if err := w.process(Config{}).compactAll(t.Context(), w); err != nil {
+				t.Error(err)
+			}
+			w.moved()
+		})
+	}
+}
+
+// I8: whoever is about to clear a bit by what was read before an object was looked at
+// fails, and arms its marker again.
+func TestRowIsChangedBeforeItIsLookedAt(t *testing.T) {
+	one(t, func(t *testing.T, w *world, c *written) {
+		w.open("first").append(1, 100)
+		w.open("first").append(1, 100)
+		c.absorb()
+		p := w.process(Config{})
+		p.must(w)
+		key := w.logs[0].head().GetRefs()[0].GetObject()
+		row, version, err := w.catalog().GetSettled(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c, err := p.compact(t.Context(), key); err != nil || c.moved+c.left+c.kept != 0 {
+			t.Fatal(c, err)
+		}
+		if _, err := w.catalog().PutSettled(t.Context(), row, version); !catalog.IsConflict(err) {
+			t.Errorf("a bit is cleared by an old read: %v", err)
+		}
+	})
+}
+
+// An object whose runs are not decided yet is looked at again.
+func TestObjectThatIsNotAdoptedIsLookedAtAgain(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		key := "settled/" + stream.NewAttemptID().String()
+		_, err := w.catalog().PutSettled(t.Context(), &indexpb.SettledObject{
+			Object: key, State: indexpb.SettledState_SETTLED_STATE_ADOPTING, Runs: 2, Live: []byte{3}, Size: 1 << 20, CreatedAt: 1,
+		}, catalog.Absent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := w.process(Config{})
+		if c, err := p.compact(t.Context(), key); err != nil || c.left != 1 || c.moved != 0 {
+			t.Errorf("left %d, moved %d: %v", c.left, c.moved, err)
+		}
+	})
+}

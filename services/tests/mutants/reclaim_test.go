@@ -115,8 +115,8 @@ var reclaimMutants = []mutant{
 	},
 	{
 		rule: "what a deleted head names goes before the head does not name it", invariant: "I11", file: "services/reaper/teardown.go",
-		old: "\t\t\tif err := s.dropRefs(ctx, queue, h.GetRefs()); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n\t\t\th.Refs = nil\n\t\t\tversion, err = s.index.PutHead(ctx, h, version)\n",
-		new: "\t\t\trefs := h.GetRefs()\n\t\t\th.Refs = nil\n\t\t\tif version, err = s.index.PutHead(ctx, h, version); err == nil {\n\t\t\t\tif err := s.dropRefs(ctx, queue, refs); err != nil {\n\t\t\t\t\treturn err\n\t\t\t\t}\n\t\t\t}\n",
+		old: "\t\t\tif err := d.dropRefs(ctx, h.GetRefs()); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n\t\t\th.Refs = nil\n\t\t\tversion, err = s.index.PutHead(ctx, h, version)\n",
+		new: "\t\t\trefs := h.GetRefs()\n\t\t\th.Refs = nil\n\t\t\tif version, err = s.index.PutHead(ctx, h, version); err == nil {\n\t\t\t\tif err := d.dropRefs(ctx, refs); err != nil {\n\t\t\t\t\treturn err\n\t\t\t\t}\n\t\t\t}\n",
 		pkg: "services/reaper", test: "TestDeletedStreamGoesWhereverItDies",
 	},
 	{
@@ -136,5 +136,29 @@ var reclaimMutants = []mutant{
 		old: "if err != nil || gone && due.GetNumber() == 0 {",
 		new: "if err != nil || gone {",
 		pkg: "services/reaper", test: "TestDeleteOfAnEmptyStreamWhoseReplyIsLostIsFinished",
+	},
+	{
+		rule: "what a head names of a page that it does not stays", invariant: "I11", file: "services/reaper/unref.go",
+		old: "\t\tif is, err := d.named(ctx, r); err != nil || is {\n\t\t\treturn err\n\t\t}\n\t\trefs = append(refs, r)\n",
+		new: "\t\trefs = append(refs, r)\n",
+		pkg: "services/reaper", test: "TestPageThatIsWrittenAnewGoesAlone",
+	},
+	{
+		rule: "a page that is to go alone and is named stays", invariant: "I11", file: "libs/history/walk.go",
+		old: "return found == nil || found",
+		new: "return found != nil && found",
+		pkg: "services/reaper", test: "TestPageThatIsNamedStillStays",
+	},
+	{
+		rule: "before most of an object is dead a marker is armed", invariant: "I8", file: "services/reaper/unref.go",
+		old: "if err := s.armCompact(ctx, row, next); err != nil {",
+		new: "if err := s.armCompact(ctx, row, row); err != nil {",
+		pkg: "services/reaper", test: "TestMostlyDeadObjectIsCompactedWhereverItDies",
+	},
+	{
+		rule: "live bytes are those of the bits", invariant: "I8", file: "libs/catalog/compact.go",
+		old: "if bytes == 0 || bytes > r.GetLiveBytes() || !live.Any() {",
+		new: "if bytes > r.GetLiveBytes() || !live.Any() {",
+		pkg: "libs/catalog", test: "TestLiveBytesAreThoseOfTheBits",
 	},
 }

@@ -154,4 +154,46 @@ var settleMutants = []mutant{
 		new: "if p.lift && p.head == nil {",
 		pkg: "services/settler", test: "TestRepairBesideASettlerThatIsHeldUp",
 	},
+	{
+		rule: "the row of a copy is touched after the heads were read", invariant: "I11", file: "services/settler/compact.go",
+		old: "if err := o.touch(ctx); err != nil {\n\t\treturn nil, err\n\t}\n\tif o.isCondemned() {",
+		new: "if o.isCondemned() {",
+		pkg: "services/settler", test: "TestCondemnedCopyIsNotNamed",
+	},
+	{
+		rule: "the run that is copied is of a marker first", invariant: "I11", file: "services/settler/compact.go",
+		old: "dead := []*indexpb.Ref{p.move}",
+		new: "dead := []*indexpb.Ref{}",
+		pkg: "services/settler", test: "TestWhatIsNamedMovesOutOfADeadObject",
+	},
+	{
+		rule: "pages that are written anew have a marker first", invariant: "I11", file: "services/settler/compact.go",
+		old: "for _, page := range pages {",
+		new: "for _, page := range pages[:0] {",
+		pkg: "services/settler", test: "TestWhatIsNamedMovesOutOfADeadObject",
+	},
+	{
+		rule: "copies are shared by streams of like limits", invariant: "I8", file: "services/settler/compact.go",
+		old: "|| m.kin != moves[0].kin)",
+		new: ")",
+		pkg: "services/settler", test: "TestWhatIsNamedMovesOutOfADeadObject",
+	},
+	{
+		rule: "the row of an object is changed before it is looked at", invariant: "I8", file: "services/settler/compact.go",
+		old: "\t\treturn true, nil\n",
+		new: "\t\treturn live == 0, nil\n",
+		pkg: "services/settler", test: "TestRowIsChangedBeforeItIsLookedAt",
+	},
+	{
+		rule: "an object that a quarantined stream keeps is left", invariant: "I8", file: "services/settler/compact.go",
+		old: "if err != nil || c.kept > 0 {",
+		new: "if err != nil {",
+		pkg: "services/settler", test: "TestQuarantinedStreamKeepsItsObject",
+	},
+	{
+		rule: "enough that is live is not copied", invariant: "I8", file: "services/settler/compact.go",
+		old: "case !catalog.MostlyDead(row):",
+		new: "case row == nil:",
+		pkg: "services/settler", test: "TestObjectOfWhichEnoughIsLiveStays",
+	},
 }
