@@ -123,13 +123,15 @@ func (a *app) append(cmd *cobra.Command, o appendFlags, target string, files []s
 		}
 	}
 	defer collectLess()()
+	runs := &runs{}
+	cfg.Acked = runs.acknowledged
 	// The session outlives an interrupt, to learn what became of what was sent.
 	session := c.OpenSession(context.WithoutCancel(cmd.Context()), cfg)
 	stopProgress := a.progress(session)
 	inputs := make(chan input, runsQueued)
 	ctx, stop := context.WithCancel(cmd.Context())
-	go a.read(ctx, f, files, inputs)
-	readErr := sendAll(ctx, session, o.batch, inputs)
+	go a.read(ctx, f, files, runs, inputs)
+	readErr := sendAll(ctx, session, o.batch, runs, inputs)
 	stop()
 	settle, cancel := context.WithCancel(context.WithoutCancel(cmd.Context()))
 	defer cancel()

@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"io"
 	"os"
 	"time"
 
@@ -12,24 +10,15 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
-// input is a run of records that were there without waiting, or why there are
-// no more.
+// input is a run of records, or why there are no more.
 type input struct {
-	records []*novapb.AppendRecord
-	size    int // of the records, client.AppendSize
-	err     error
+	run *run
+	err error
 }
-
-// Bounds of what is read ahead: runs of so many bytes (or one record), so many
-// runs. With the session's window they bound the memory that append needs.
-const (
-	runBytes   = 128 << 10
-	runsQueued = 4
-)
 
 // read sends the records of all files, then closes inputs. A run leaves before
 // anything that could wait for more input.
-func (a *app) read(ctx context.Context, f format, files []string, inputs chan<- input) {
+func (a *app) read(ctx context.Context, f format, files []string, runs *runs, inputs chan<- input) {
 	defer close(inputs)
 	send := func(in input) bool {
 		select {
@@ -49,7 +38,7 @@ func (a *app) read(ctx context.Context, f format, files []string, inputs chan<- 
 			}
 			in, label = file, name
 		}
-		err := readSource(newSource(label, f, in), send)
+		err := runs.readSource(newSource(label, f, in), send)
 		if file, ok := in.(*os.File); ok && name != "-" {
 			_ = file.Close()
 		}
@@ -63,40 +52,12 @@ func (a *app) read(ctx context.Context, f format, files []string, inputs chan<- 
 	}
 }
 
-// readSource sends the records of one source. What precedes a record that
-// cannot be read is sent.
-func readSource(s *source, send func(input) bool) error {
-	var run []*novapb.AppendRecord
-	size, room := 0, 0
-	for {
-		r, err := s.next()
-		if err == nil {
-			if run == nil {
-				run = make([]*novapb.AppendRecord, 0, room) // the next is like the last
-			}
-			run = append(run, r)
-			size += client.AppendSize(r)
-		}
-		if len(run) > 0 && (err != nil || size >= runBytes || len(run) >= stream.MaxBatchRecords || !s.ready()) {
-			if !send(input{records: run, size: size}) {
-				return nil
-			}
-			run, size, room = nil, 0, len(run)
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
 // sendAll batches records and sends them; a batch leaves when it is full or its
 // first record waited for long enough. It returns what was wrong with the input.
-func sendAll(ctx context.Context, session *client.Session, most int, inputs <-chan input) error {
+func sendAll(ctx context.Context, session *client.Session, most int, runs *runs, inputs <-chan input) error {
 	var batch []*novapb.AppendRecord
-	size := 0
+	var parts []part
+	size, room := 0, 0
 	timer := time.NewTimer(time.Hour) // runs while the batch is not empty
 	timer.Stop()
 	defer timer.Stop()
@@ -104,8 +65,9 @@ func sendAll(ctx context.Context, session *client.Session, most int, inputs <-ch
 		if len(batch) == 0 {
 			return true
 		}
+		runs.sending(parts)
 		err := session.Send(ctx, batch)
-		batch, size = nil, 0
+		batch, parts, size, room = nil, nil, 0, len(batch) // the next is like the last
 		timer.Stop()
 		return err == nil // Close has the reason
 	}
@@ -124,23 +86,31 @@ func sendAll(ctx context.Context, session *client.Session, most int, inputs <-ch
 				flush()
 				return in.err
 			}
-			if len(batch) == 0 && len(in.records) == most && in.size <= stream.MaxBatchBytes {
+			r := in.run
+			if len(batch) == 0 && len(r.records) == most && r.size <= stream.MaxBatchBytes {
 				// A batch as it is.
-				if batch = in.records; !flush() {
+				batch, parts = r.records, []part{{run: r, records: most}}
+				if !flush() {
 					return nil
 				}
 				continue
 			}
-			for _, r := range in.records {
-				n := client.AppendSize(r)
+			for _, rec := range r.records {
+				n := client.AppendSize(rec)
 				if size+n > stream.MaxBatchBytes && !flush() {
 					return nil
 				}
 				if len(batch) == 0 {
 					timer.Reset(pauseFlush)
+					batch = make([]*novapb.AppendRecord, 0, room)
 				}
-				batch = append(batch, r)
+				batch = append(batch, rec)
 				size += n
+				if k := len(parts); k > 0 && parts[k-1].run == r {
+					parts[k-1].records++
+				} else {
+					parts = append(parts, part{run: r, records: 1})
+				}
 				if len(batch) == most && !flush() {
 					return nil
 				}

@@ -54,15 +54,7 @@ type source struct {
 	in     *bufio.Reader
 	line   int
 	done   bool
-	lines  []byte                // room for lines to come, see keep
-	slab   []novapb.AppendRecord // records to come
 }
-
-// Room that records share: one allocation for many.
-const (
-	linesBytes  = 64 << 10
-	slabRecords = 128
-)
 
 func newSource(name string, f format, in io.Reader) *source {
 	const buffer = 256 << 10
@@ -106,13 +98,7 @@ func (s *source) next() (*novapb.AppendRecord, error) {
 		return nil, fmt.Errorf("%s line %d: %w", s.name, s.line, err)
 	}
 	if s.format == formatLines {
-		if len(s.slab) == 0 {
-			s.slab = make([]novapb.AppendRecord, slabRecords)
-		}
-		r := &s.slab[0]
-		s.slab = s.slab[1:]
-		r.Body = line
-		return r, nil
+		return &novapb.AppendRecord{Body: line}, nil
 	}
 	if len(bytes.TrimSpace(line)) == 0 {
 		return s.next() // between objects, or after the last
@@ -145,25 +131,10 @@ func (s *source) readLine(limit int) ([]byte, error) {
 			continue
 		}
 		if line == nil {
-			return s.keep(part), err
+			return bytes.Clone(part), err
 		}
 		return append(line, part...), err
 	}
-}
-
-// keep returns a copy of a line. Short ones lie side by side, which is why the
-// capacity ends with each: who appends to one copies it.
-func (s *source) keep(line []byte) []byte {
-	n := len(line)
-	if n > linesBytes/8 {
-		return bytes.Clone(line)
-	}
-	if n > cap(s.lines)-len(s.lines) {
-		s.lines = make([]byte, 0, linesBytes)
-	}
-	at := len(s.lines)
-	s.lines = append(s.lines, line...)
-	return s.lines[at : at+n : at+n]
 }
 
 // ready reports whether the next record is read without waiting for input.
