@@ -50,12 +50,37 @@ func (c *Client) Read(ctx context.Context, cfg ReadConfig, each func(*novapb.Rea
 	defer func() { ahead.cancel(); <-ahead.done }()
 	for {
 		<-ahead.done
-		page, err := ahead.page, ahead.err
+		req, page, err := ahead.req, ahead.page, ahead.err
 		if err != nil {
 			return err
 		}
 		if end == nil {
 			end = &page.Tail
+		}
+		// What follows is on its way while this page is worked on; not yet if it
+		// depends on the page's records.
+		early := !req.HasCount() && !req.HasBytes() && follows(req, page, *end)
+		if early {
+			ahead = c.ask(ctx, cfg, after(req, page))
+		}
+		if err := unpack(page); err != nil {
+			// Of a newer version, perhaps, or damaged: the reader is to decode, and to
+			// judge. What follows begins elsewhere then.
+			if !req.GetChunks() {
+				return err
+			}
+			if early {
+				ahead.cancel()
+				<-ahead.done
+				early = false
+			}
+			req.Chunks = false
+			if page, err = c.page(ctx, cfg, req); err == nil {
+				err = unpack(page)
+			}
+			if err != nil {
+				return err
+			}
 		}
 		records := page.GetRecords()
 		n, err := check.follow(run{records: records, before: page.GetHashBefore(), after: page.GetHashAfter(), next: page.GetNextSeq()}, false, req)
@@ -75,34 +100,51 @@ func (c *Client) Read(ctx context.Context, cfg ReadConfig, each func(*novapb.Rea
 		if page.GetLimitReached() || page.GetNextSeq() >= *end {
 			return each(page)
 		}
-		if at, ok := req.GetStart().(*novapb.ReadRequest_Seq); ok && page.GetNextSeq() <= at.Seq && !req.GetClamp() {
-			return fmt.Errorf("an empty page at %d, the tail is %d: %w", at.Seq, *end, ErrBroken)
+		if !follows(req, page, *end) {
+			return fmt.Errorf("an empty page at %d, the tail is %d: %w", page.GetNextSeq(), *end, ErrBroken)
 		}
-		req.StreamId, req.Clamp = page.GetStreamId(), false
-		req.Start = &novapb.ReadRequest_Seq{Seq: page.GetNextSeq()}
-		ahead.cancel()
-		ahead = c.ask(ctx, cfg, req)
+		if !early {
+			ahead = c.ask(ctx, cfg, after(req, page))
+		}
 		if err := each(page); err != nil {
 			return err
 		}
 	}
 }
 
+// follows reports whether another page follows one that was asked for by req.
+func follows(req *novapb.ReadRequest, page *novapb.ReadResponse, end uint64) bool {
+	at, bySeq := req.GetStart().(*novapb.ReadRequest_Seq)
+	empty := bySeq && page.GetNextSeq() <= at.Seq && !req.GetClamp()
+	return !empty && !page.GetLimitReached() && page.GetNextSeq() < end
+}
+
+// after returns the request for the page that follows one.
+func after(req *novapb.ReadRequest, page *novapb.ReadResponse) *novapb.ReadRequest {
+	next := proto.CloneOf(req)
+	next.StreamId, next.Clamp = page.GetStreamId(), false
+	next.Start = &novapb.ReadRequest_Seq{Seq: page.GetNextSeq()}
+	return next
+}
+
 // asked is a page that was asked for, so that it comes while the one before it is
-// worked on. page and err are valid once done is closed.
+// worked on. page and err are valid once done is closed, and req may be changed
+// then.
 type asked struct {
+	req    *novapb.ReadRequest
 	cancel context.CancelFunc
 	done   chan struct{}
 	page   *novapb.ReadResponse
 	err    error
 }
 
-// ask asks for a page; req must not change until the answer is there.
+// ask asks for a page; req is its own from then on.
 func (c *Client) ask(ctx context.Context, cfg ReadConfig, req *novapb.ReadRequest) *asked {
-	a := &asked{done: make(chan struct{})}
+	a := &asked{req: req, done: make(chan struct{})}
 	ctx, a.cancel = context.WithCancel(ctx)
 	go func() {
 		defer close(a.done)
+		defer a.cancel()
 		a.page, a.err = c.page(ctx, cfg, req)
 	}()
 	return a
@@ -117,17 +159,7 @@ func (c *Client) page(ctx context.Context, cfg ReadConfig, req *novapb.ReadReque
 		cancel()
 		switch {
 		case err == nil:
-			if err = unpack(page); err == nil {
-				return page, nil
-			}
-			if !req.GetChunks() {
-				return nil, err
-			}
-			// A newer server's, perhaps, or damaged: the reader is to decode them, and to
-			// judge.
-			req = proto.CloneOf(req)
-			req.Chunks = false
-			continue
+			return page, nil
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case !temporary(err):

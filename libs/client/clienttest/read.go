@@ -7,8 +7,10 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/optional"
 	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -143,10 +145,42 @@ func (rs readService) Read(ctx context.Context, r *novapb.ReadRequest) (*novapb.
 	}
 	records := c.fill(st, rs.s.MaxPage)
 	before, after := st.around(records)
-	return &novapb.ReadResponse{
+	page := &novapb.ReadResponse{
 		Records: records, NextSeq: c.next, Tail: st.tail(), FirstSeq: st.trim, StreamId: st.info.GetStreamId(),
 		HashBefore: before, HashAfter: after, LimitReached: c.done, EndOfStream: st.sealed && c.next == st.tail(),
-	}, nil
+	}
+	if r.GetChunks() && rs.s.Chunks != nil && len(records) > 0 {
+		for i := range records {
+			c, err := st.chunk(records[i])
+			if err != nil {
+				return nil, err
+			}
+			rs.s.Chunks(c)
+			page.Chunks = append(page.Chunks, c)
+		}
+		page.Records = nil
+	}
+	return page, nil
+}
+
+// chunk encodes a record.
+func (st *state) chunk(r *novapb.Record) (*novapb.Chunk, error) {
+	id, err := stream.ParseID(st.info.GetStreamId())
+	if err != nil {
+		return nil, err
+	}
+	rec := stream.Record{Seq: stream.Seq(r.GetSeq()), Timestamp: stream.Millis(r.GetTimestamp()), Body: r.GetBody()}
+	for _, h := range r.GetHeaders() {
+		rec.Headers = append(rec.Headers, stream.Header{Name: h.GetName(), Value: h.GetValue()})
+	}
+	b, _, err := chunk.Encode(nil, chunk.Input{
+		StreamID: id, BaseSeq: rec.Seq, HashBefore: st.hash(r.GetSeq()), Batches: []chunk.InputBatch{{Records: []stream.Record{rec}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	_, n, err := chunk.ParseHeader(b)
+	return &novapb.Chunk{Header: b[:n], Payload: b[n:]}, err
 }
 
 func (rs readService) Subscribe(r *novapb.SubscribeRequest, srv novapb.ReadService_SubscribeServer) error {

@@ -70,6 +70,9 @@ type Server struct {
 	// MaxPage limits the records of a page and of a subscription's message; 0
 	// leaves it to the limits of a message.
 	MaxPage int
+	// Chunks, if set, makes pages of chunks where they are asked for, and may change
+	// each of them.
+	Chunks func(*novapb.Chunk)
 	// Authorization is the header of the latest call.
 	Authorization string
 }
