@@ -4,11 +4,14 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/nova-stream/nova/libs/client"
 	"github.com/nova-stream/nova/libs/client/clienttest"
@@ -44,6 +47,32 @@ func dial(t testing.TB, address string, budget func() int64) *client.Client {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	return c
+}
+
+// inBubble has f do its work beside a server with an empty stream, and a client of
+// it, where time passes only while nobody works: what depends on patience does not
+// depend on how fast the machine is. dialled sees every connection.
+func inBubble(t *testing.T, dialled func(net.Conn), f func(*testing.T, *clienttest.Server, *client.Client)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s, l := clienttest.New(), bufconn.Listen(1<<20)
+		s.Create(bucket, name)
+		s.ServeOn(t, l)
+		c, err := client.Dial("passthrough:///bubble", client.Options{Dial: []grpc.DialOption{
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+				conn, err := l.DialContext(ctx)
+				if err == nil && dialled != nil {
+					dialled(conn)
+				}
+				return conn, err
+			}),
+		}})
+		if err != nil {
+			t.Fatalf("dial: %v", err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		f(t, s, c)
+	})
 }
 
 // limit bounds everything a test waits for.

@@ -252,39 +252,41 @@ func TestSubscriptionFollowsTheTailAndEndsWithTheStream(t *testing.T) {
 }
 
 func TestSilentSubscriptionIsLeft(t *testing.T) {
-	srv, c := start(t)
-	srv.Store(bucket, name, "0")
-	release := make(chan struct{})
-	defer close(release)
-	var hung atomic.Bool
-	srv.SetFault(func(step clienttest.Step) error {
-		if step == clienttest.Messages && hung.CompareAndSwap(false, true) {
-			<-release
+	inBubble(t, nil, func(t *testing.T, srv *clienttest.Server, c *client.Client) {
+		srv.Store(bucket, name, "0")
+		release := make(chan struct{})
+		defer close(release)
+		var hung atomic.Bool
+		srv.SetFault(func(step clienttest.Step) error {
+			if step == clienttest.Messages && hung.CompareAndSwap(false, true) {
+				<-release
+			}
+			return nil
+		})
+		got, err := follow(t, c, func(cfg *client.SubscribeConfig) { cfg.Silence = 10 * time.Second }, 1)
+		if err != nil || !slices.Equal(got, counted(1)) {
+			t.Errorf("%v, %v", got, err)
 		}
-		return nil
 	})
-	got, err := follow(t, c, func(cfg *client.SubscribeConfig) { cfg.Silence = 200 * time.Millisecond }, 1)
-	if err != nil || !slices.Equal(got, counted(1)) {
-		t.Errorf("%v, %v", got, err)
-	}
 }
 
 func TestReadersGiveUp(t *testing.T) {
-	srv, c := start(t)
-	srv.SetFault(func(clienttest.Step) error { return reason.New(codes.Unavailable, reason.NoLeader, "no leader") })
-	const patience = 200 * time.Millisecond
-	if _, err := follow(t, c, func(cfg *client.SubscribeConfig) { cfg.Patience = patience }, 1); !reason.Is(err, reason.NoLeader) {
-		t.Errorf("follow: %v", err)
-	}
-	cfg := client.ReadConfig{Request: &novapb.ReadRequest{Bucket: bucket, Stream: name}, Patience: patience}
-	if err := c.Read(limit(t), cfg, nil); !reason.Is(err, reason.NoLeader) {
-		t.Errorf("read: %v", err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := c.Read(ctx, cfg, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("read: %v", err)
-	}
+	inBubble(t, nil, func(t *testing.T, srv *clienttest.Server, c *client.Client) {
+		srv.SetFault(func(clienttest.Step) error { return reason.New(codes.Unavailable, reason.NoLeader, "no leader") })
+		const patience = 5 * time.Second
+		if _, err := follow(t, c, func(cfg *client.SubscribeConfig) { cfg.Patience = patience }, 1); !reason.Is(err, reason.NoLeader) {
+			t.Errorf("follow: %v", err)
+		}
+		cfg := client.ReadConfig{Request: &novapb.ReadRequest{Bucket: bucket, Stream: name}, Patience: patience}
+		if err := c.Read(limit(t), cfg, nil); !reason.Is(err, reason.NoLeader) {
+			t.Errorf("read: %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Read(ctx, cfg, nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("read: %v", err)
+		}
+	})
 }
 
 func TestTokenGoesToLoopbackOrOverTLSOnly(t *testing.T) {

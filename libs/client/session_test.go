@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/nova-stream/nova/libs/client"
@@ -226,80 +225,75 @@ func TestSessionGivesUpTruthfully(t *testing.T) {
 		{"lost on the way, then another won", after(clienttest.Taking, clienttest.Cut, clienttest.Taking, reason.New(codes.FailedPrecondition, reason.SeqMismatch, "no")), reason.NotCommitted, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			srv, cl := start(t)
-			srv.SetFault(c.fault)
-			cfg := config
-			cfg.Patience = 300 * time.Millisecond
-			s := cl.OpenSession(limit(t), cfg)
-			send(t, s, batchOf("x"))
-			p, err := s.Close(limit(t))
-			if err == nil || p.Batches != 0 || reason.OutcomeOf(err) != c.outcome {
-				t.Errorf("%+v, %v: outcome %q, want %q", p, err, reason.OutcomeOf(err), c.outcome)
-			}
-			if n := len(srv.Records(bucket, name)); n != c.stored {
-				t.Errorf("%d records are stored, the test expects %d", n, c.stored)
-			}
+			inBubble(t, nil, func(t *testing.T, srv *clienttest.Server, cl *client.Client) {
+				srv.SetFault(c.fault)
+				cfg := config
+				cfg.Patience = 3 * time.Second
+				s := cl.OpenSession(limit(t), cfg)
+				send(t, s, batchOf("x"))
+				p, err := s.Close(limit(t))
+				if err == nil || p.Batches != 0 || reason.OutcomeOf(err) != c.outcome {
+					t.Errorf("%+v, %v: outcome %q, want %q", p, err, reason.OutcomeOf(err), c.outcome)
+				}
+				if n := len(srv.Records(bucket, name)); n != c.stored {
+					t.Errorf("%d records are stored, the test expects %d", n, c.stored)
+				}
+			})
 		})
 	}
 }
 
 func TestSessionLeavesAServerThatHangs(t *testing.T) {
-	srv, c := start(t)
-	release := make(chan struct{})
-	defer close(release)
-	var hung atomic.Bool
-	srv.SetFault(func(step clienttest.Step) error {
-		if step == clienttest.Stored && hung.CompareAndSwap(false, true) {
-			<-release
+	inBubble(t, nil, func(t *testing.T, srv *clienttest.Server, c *client.Client) {
+		release := make(chan struct{})
+		defer close(release)
+		var hung atomic.Bool
+		srv.SetFault(func(step clienttest.Step) error {
+			if step == clienttest.Stored && hung.CompareAndSwap(false, true) {
+				<-release
+			}
+			return nil
+		})
+		cfg := config
+		cfg.Silence = 10 * time.Second
+		began := time.Now()
+		s := c.OpenSession(limit(t), cfg)
+		send(t, s, batchOf("x"))
+		if p, err := s.Close(limit(t)); err != nil || p.Records != 1 || srv.Duplicates != 1 {
+			t.Errorf("%+v, %v, %d duplicates", p, err, srv.Duplicates)
 		}
-		return nil
+		if took := time.Since(began); took < cfg.Silence || took > 2*cfg.Silence {
+			t.Errorf("left after %v", took)
+		}
 	})
-	cfg := config
-	cfg.Silence = 200 * time.Millisecond
-	s := c.OpenSession(limit(t), cfg)
-	send(t, s, batchOf("x"))
-	if p, err := s.Close(limit(t)); err != nil || p.Records != 1 || srv.Duplicates != 1 {
-		t.Errorf("%+v, %v, %d duplicates", p, err, srv.Duplicates)
-	}
 }
 
 func TestIdleSessionOutlivesItsPatience(t *testing.T) {
-	srv := clienttest.New()
-	srv.Create(bucket, name)
 	var conn atomic.Pointer[net.Conn]
-	c, err := client.Dial("passthrough:///"+srv.Serve(t), client.Options{Dial: []grpc.DialOption{
-		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-			conn.Store(&c)
-			return c, err
-		}),
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	cfg := config
-	cfg.Patience, cfg.Silence = 100*time.Millisecond, 50*time.Millisecond
-	s := c.OpenSession(limit(t), cfg)
-	send(t, s, batchOf("0"))
-	if err := s.Flush(limit(t)); err != nil {
-		t.Fatal(err)
-	}
-	stays := func() {
-		t.Helper()
-		select {
-		case <-s.Done():
-			t.Fatal("the session is over without reason")
-		case <-time.After(3 * cfg.Patience):
+	inBubble(t, func(c net.Conn) { conn.Store(&c) }, func(t *testing.T, _ *clienttest.Server, c *client.Client) {
+		cfg := config
+		cfg.Patience, cfg.Silence = 10*time.Second, 5*time.Second
+		s := c.OpenSession(t.Context(), cfg)
+		send(t, s, batchOf("0"))
+		if err := s.Flush(limit(t)); err != nil {
+			t.Fatal(err)
 		}
-	}
-	stays()
-	_ = (*conn.Load()).Close() // nothing is under way
-	stays()
-	send(t, s, batchOf("1"))
-	if p, err := s.Close(limit(t)); err != nil || p.Records != 2 {
-		t.Errorf("%+v, %v", p, err)
-	}
+		stays := func() {
+			t.Helper()
+			select {
+			case <-s.Done():
+				t.Fatal("the session is over without reason")
+			case <-time.After(3 * cfg.Patience):
+			}
+		}
+		stays()
+		_ = (*conn.Load()).Close() // nothing is under way
+		stays()
+		send(t, s, batchOf("1"))
+		if p, err := s.Close(limit(t)); err != nil || p.Records != 2 {
+			t.Errorf("%+v, %v", p, err)
+		}
+	})
 }
 
 func TestSessionHoldsNoMoreThanItsWindow(t *testing.T) {
