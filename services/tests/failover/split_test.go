@@ -79,6 +79,9 @@ func fightSplit(t *testing.T, p plan, length time.Duration) {
 	c := split.For(t)
 	doors := splitDoors(t, c)
 	p.upkeep, p.alarms = splitUpkeep(t, c), &alarms{more: c.Errors}
+	if exports() != "0" {
+		p.settles /= 20 // what reclaiming waits for, two exports, takes as long as a round
+	}
 	p.run(t, r, doors, &splitNemesis{Constellation: c, doors: doors}, length)
 	if p.report.of("append done") == 0 {
 		t.Error("no append was acknowledged")
