@@ -143,12 +143,14 @@ func (m *modelled) request() (req *novapb.ReadRequest, first uint64, why reason.
 	if m.r.IntN(3) == 0 {
 		req.SetCount(m.r.Uint64N(20))
 	}
+	req.Chunks = m.r.IntN(2) == 0
 	return req, first, why
 }
 
 // check compares a page with the model.
 func (m *modelled) check(t *testing.T, req *novapb.ReadRequest, res *novapb.ReadResponse, first uint64) {
 	t.Helper()
+	opened(t, res)
 	n := uint64(len(res.GetRecords()))
 	for i, r := range res.GetRecords() {
 		want := m.records[first+uint64(i)]
@@ -174,7 +176,7 @@ func (m *modelled) check(t *testing.T, req *novapb.ReadRequest, res *novapb.Read
 func (m *modelled) everything(t *testing.T) {
 	t.Helper()
 	for at := m.s.trim; at < m.s.tail; {
-		res, err := m.read(&novapb.ReadRequest{Start: atSeq(at)})
+		res, err := m.read(&novapb.ReadRequest{Start: atSeq(at), Chunks: m.r.IntN(2) == 0})
 		if err != nil {
 			t.Fatalf("read from %d of %d..%d: %v\n%s", at, m.s.trim, m.s.tail, err, m.log)
 		}
@@ -254,6 +256,7 @@ func TestReadsThatRaceWithSettlingAndTrimming(t *testing.T) {
 				if err != nil {
 					t.Fatalf("%v, trim %d then %d: %v\n%s", req, trim, m.s.trim, err, m.log)
 				}
+				opened(t, res)
 				// What was trimmed meanwhile may be passed over by all but a number, and
 				// the offset counts from a tail that moves.
 				if n := res.GetRecords(); len(n) > 0 && first != n[0].GetSeq() && !(bySeq && !req.GetClamp()) {
