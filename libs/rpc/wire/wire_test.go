@@ -67,3 +67,31 @@ func TestCodecRefuses(t *testing.T) {
 		t.Error("bytes that are no message were unmarshalled")
 	}
 }
+
+// A buffer has the length that was asked for, its size is pooled up to the largest,
+// and one that is put back is not given to two.
+func TestBuffers(t *testing.T) {
+	for _, n := range []int{0, 1, 255, 256, 257, 4096, 4097, 1<<23 - 1, 1 << 23, 1<<23 + 1} {
+		a, b := buffers.Get(n), buffers.Get(n)
+		if len(*a) != n || len(*b) != n || cap(*a) < n {
+			t.Fatalf("%d bytes: got %d of %d and %d", n, len(*a), cap(*a), len(*b))
+		}
+		if n > 0 && &(*a)[0] == &(*b)[0] {
+			t.Fatalf("%d bytes: the same buffer twice", n)
+		}
+		*a = (*a)[:n/2] // as a message that is shorter leaves it
+		buffers.Put(a)
+		buffers.Put(b)
+		if c := buffers.Get(n); len(*c) != n {
+			t.Fatalf("%d bytes: got %d from the pool", n, len(*c))
+		}
+	}
+	// What the pool did not make does not come back too short.
+	odd := make([]byte, 1000)
+	buffers.Put(&odd)
+	for range 100 {
+		if b := buffers.Get(1000); len(*b) != 1000 || cap(*b) != 1024 {
+			t.Fatalf("%d of %d bytes", len(*b), cap(*b))
+		}
+	}
+}
