@@ -29,5 +29,7 @@
 // processes. `make soak` runs both for NOVA_SOAK, an hour if unset, and rounds of
 // kills that measure how long streams are silent (kill_test.go). NOVA_SEED
 // repeats the choices of a run as far as scheduling allows. With NOVA_EXPORTS=2s the
-// metadata are exported so often, and a run on a pair ends with a restore.
+// metadata are exported so often, and a run on a pair ends with a restore. `make soak`
+// also loses the metastore of separate processes, NOVA_SOAK_LOSSES times, and restores
+// it while clients try again (split_lost_soak_test.go).
 package failover
