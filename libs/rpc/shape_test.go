@@ -133,17 +133,21 @@ func inShapes(t *testing.T, svc *service, validate func(proto.Message) error, f 
 	}
 }
 
+// patience is how long something may take that must happen: long enough for a slow
+// machine.
+const patience = 30 * time.Second
+
 func within(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
 }
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !f(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); !f(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within 5 s: %s", what)
+			t.Fatalf("not within %s: %s", patience, what)
 		}
 	}
 }
@@ -282,7 +286,7 @@ func TestContext(t *testing.T) {
 		if g.value != nil {
 			t.Error("a context value came through")
 		}
-		if d := g.deadline.Sub(want).Abs(); d > time.Second {
+		if d := g.deadline.Sub(want).Abs(); d > patience/2 { // of what a network sends on, its way is missing
 			t.Errorf("deadline is off by %s", d)
 		}
 		if len(g.auth) != 1 || g.auth[0] != "Bearer x" {

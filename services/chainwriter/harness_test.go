@@ -256,12 +256,12 @@ func (c *cluster) slots(chainID string) int {
 	return len(infos)
 }
 
-// eventually polls until ok, for at most 10 s.
+// eventually polls until ok, for at most 30 s.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for until := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(30 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
-			t.Fatalf("%s: not within 10 s", what)
+			t.Fatalf("%s: not within 30 s", what)
 		}
 	}
 }

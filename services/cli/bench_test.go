@@ -83,7 +83,13 @@ func TestBenchEndToEnd(t *testing.T) {
 func TestBenchInterrupt(t *testing.T) {
 	w := begin(t)
 	for _, kind := range []string{"append", "e2e"} {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		w.SetFault(func(step clienttest.Step) error {
+			if step == clienttest.Stored {
+				cancel() // there is something to tell of
+			}
+			return nil
+		})
 		r := w.runIn(ctx, strings.NewReader(""), "bench", kind, "--time", "1h")
 		cancel()
 		if r.code != 0 || !strings.Contains(r.out, "records/s") || !strings.Contains(r.out, "p99.9") {

