@@ -368,6 +368,16 @@ func (a *accounts) objects() {
 	}
 	a.note("%d settled objects and pages, %d bytes = %d live (bodies %d) + %d dead beside live ones + %d of indexes and pages, %d runs, %d frames; %d bytes of exports and SEALs; worst %v",
 		len(rows), total, a.live, a.bodies, dead, slack, runs, frames, allowed, losses[:min(3, len(losses))])
+	done, written, rewritten, compacted := a.settledBytes()
+	a.note("%d bytes of entries were settled, %d written for them, of these %d of runs that were rewritten and %d of what was compacted", done, written, rewritten, compacted)
+	if !testing.Short() && total > 2*a.live+slack {
+		a.t.Errorf("%d bytes of objects hold %d live ones", total, a.live)
+	}
+	// What was copied is less than what went by it, so less than all else that was
+	// written.
+	if !testing.Short() && compacted == 0 || 2*compacted > written {
+		a.t.Errorf("of %d bytes that were written %d are copies of what was live", written, compacted)
+	}
 	if total != a.live+dead+slack {
 		a.t.Errorf("%d bytes of objects, %d live, %d dead, %d slack", total, a.live, dead, slack)
 	}

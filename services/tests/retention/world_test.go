@@ -25,6 +25,7 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/cache/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/node/v1"
+	"github.com/nova-stream/nova/proto/gen/nova/settler/v1"
 	"github.com/nova-stream/nova/services/cache"
 	"github.com/nova-stream/nova/services/chainwriter"
 	"github.com/nova-stream/nova/services/gateway"
@@ -81,6 +82,7 @@ type world struct {
 
 	mu    sync.Mutex
 	parts map[string]*part
+	done  settlerpb.GetProgressResponse // by the settlers that have ended
 }
 
 // part is one process: a life of a service.
@@ -254,10 +256,48 @@ func (w *world) end(id string, dead bool, calls int64, linger time.Duration) *pa
 	}
 	p.cancel()
 	<-p.done
+	w.tally(p, &w.done)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	p.endpoint.Stop(ctx)
 	return p
+}
+
+// tally adds what a process has settled, if it is a settler.
+func (w *world) tally(p *part, to *settlerpb.GetProgressResponse) {
+	s, ok := p.running.(*settler.Service)
+	if !ok {
+		return
+	}
+	got, err := s.GetProgress(context.Background(), &settlerpb.GetProgressRequest{})
+	if err != nil {
+		w.t.Errorf("progress of a settler: %v", err)
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	to.SettledBytes += got.GetSettledBytes()
+	to.WrittenBytes += got.GetWrittenBytes()
+	to.RewrittenBytes += got.GetRewrittenBytes()
+	to.CompactedBytes += got.GetCompactedBytes()
+}
+
+// settledBytes is what all settlers have settled, written, rewritten and compacted.
+func (w *world) settledBytes() (settled, written, rewritten, compacted uint64) {
+	w.mu.Lock()
+	all := settlerpb.GetProgressResponse{
+		SettledBytes: w.done.GetSettledBytes(), WrittenBytes: w.done.GetWrittenBytes(),
+		RewrittenBytes: w.done.GetRewrittenBytes(), CompactedBytes: w.done.GetCompactedBytes(),
+	}
+	var left []*part
+	for _, p := range w.parts {
+		left = append(left, p)
+	}
+	w.mu.Unlock()
+	for _, p := range left {
+		w.tally(p, &all)
+	}
+	return all.GetSettledBytes(), all.GetWrittenBytes(), all.GetRewrittenBytes(), all.GetCompactedBytes()
 }
 
 // replace ends a process and starts another in its place.
