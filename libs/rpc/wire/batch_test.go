@@ -255,3 +255,30 @@ func BenchmarkBatch(b *testing.B) {
 		})
 	}
 }
+
+// The codec of both sides takes that way: an object per record would be thousands.
+func TestCodecReadsBatches(t *testing.T) {
+	records := make([]*novapb.AppendRecord, stream.MaxBatchRecords)
+	for i := range records {
+		records[i] = &novapb.AppendRecord{}
+		records[i].SetBody([]byte("body"))
+	}
+	b := &novapb.AppendSessionBatch{}
+	b.SetRecords(records)
+	in := &novapb.AppendSessionRequest{}
+	in.SetBatch(b)
+	allocated := testing.AllocsPerRun(20, func() {
+		data, err := Codec().Marshal(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := &novapb.AppendSessionRequest{}
+		if err := Codec().Unmarshal(data, out); err != nil || len(out.GetBatch().GetRecords()) != len(records) {
+			t.Fatalf("%d records, %v", len(out.GetBatch().GetRecords()), err)
+		}
+		data.Free()
+	})
+	if allocated > stream.MaxBatchRecords/10 {
+		t.Errorf("%v allocations for a batch of %d records", allocated, len(records))
+	}
+}

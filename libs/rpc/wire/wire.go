@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/mem"
 	protobuf "google.golang.org/protobuf/proto"
+
+	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
 const (
@@ -104,14 +106,13 @@ func (pooled) Marshal(v any) (mem.BufferSlice, error) {
 	if !ok {
 		return nil, fmt.Errorf("marshal: a %T is no Protobuf message", v)
 	}
-	size := protobuf.Size(m)
-	opts := protobuf.MarshalOptions{UseCachedSize: true} // computed just now
+	size, write := sizeOf(m)
 	if mem.IsBelowBufferPoolingThreshold(size) {
-		b, err := opts.Marshal(m)
+		b, err := write(make([]byte, 0, size))
 		return mem.BufferSlice{mem.SliceBuffer(b)}, err
 	}
 	buf := buffers.Get(size)
-	b, err := opts.MarshalAppend((*buf)[:0], m)
+	b, err := write((*buf)[:0])
 	if err != nil {
 		buffers.Put(buf)
 		return nil, err
@@ -120,11 +121,29 @@ func (pooled) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.NewBuffer(buf, buffers)}, nil
 }
 
+// sizeOf returns how long a message is, and what appends it.
+func sizeOf(m protobuf.Message) (int, func(dst []byte) ([]byte, error)) {
+	if a, ok := m.(*novapb.AppendSessionRequest); ok {
+		if size, inner, ok := batchSize(a); ok {
+			return size, func(dst []byte) ([]byte, error) { return writeBatch(dst, a, inner), nil }
+		}
+	}
+	opts := protobuf.MarshalOptions{UseCachedSize: true} // computed just now
+	return protobuf.Size(m), func(dst []byte) ([]byte, error) { return opts.MarshalAppend(dst, m) }
+}
+
 // Unmarshal implements encoding.CodecV2. The message refers to nothing of data.
 func (pooled) Unmarshal(data mem.BufferSlice, v any) error {
 	m, ok := v.(protobuf.Message)
 	if !ok {
 		return fmt.Errorf("unmarshal: a %T is no Protobuf message", v)
+	}
+	if a, ok := m.(*novapb.AppendSessionRequest); ok {
+		b := join(data)
+		if readBatch(b, a) {
+			return nil
+		}
+		return protobuf.Unmarshal(b, a)
 	}
 	buf := data.MaterializeToBuffer(buffers)
 	defer buf.Free()
