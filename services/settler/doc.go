@@ -18,6 +18,8 @@
 //     until a head names it (I11).
 //   - A stream that has little in each span has few runs all the same: small ones
 //     become one, each byte once per generation (I8). See rewrite.go.
+//   - An object of which most is dead is compacted: what heads name of it moves to
+//     another, and less is copied than goes by it (I8). See compact.go.
 //   - What is held in memory is bounded by Config.SettleMemory (I8).
 //   - An idle open chain costs one small read per interval, one that is sealed
 //     and settled nothing. Chains are listed from the oldest that needs work
