@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 
 	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/stream"
@@ -35,6 +36,13 @@ type Builder struct {
 // NewBuilder starts an object.
 func NewBuilder() *Builder {
 	return &Builder{out: append([]byte(magic), Version, 0, 0, 0), size: preamble + trailer}
+}
+
+// Grow makes room for so many bytes of frames, and for what Finish adds to them, so
+// that they are not copied again and again as the object grows. More may be added.
+func (b *Builder) Grow(bytes int) {
+	const perFrames = 16 // a share of the frames, for their rows and those of runs
+	b.out = slices.Grow(b.out, min(bytes+bytes/perFrames, MaxBytes)+trailer)
 }
 
 // Begin starts a run of a stream. A run to which no frame is added is none.

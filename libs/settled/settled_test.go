@@ -205,6 +205,37 @@ func TestRunsAreContiguous(t *testing.T) {
 	}
 }
 
+// An object that was told how much comes is not copied as it grows, nor when it is
+// finished, and is the same as one that was not.
+func TestGrow(t *testing.T) {
+	object := func(grow int) ([]byte, *byte) {
+		b := NewBuilder()
+		b.Grow(grow)
+		var first *byte
+		for n := range 20 {
+			l := newLog(n+1, 0)
+			b.Begin(l.id)
+			for range 5 {
+				frame, h := l.chunk(t, string(make([]byte, 3000)), string(rune('a'+n)))
+				add(t, b, frame, h)
+			}
+			if n == 0 {
+				first = &b.out[0]
+			}
+		}
+		out, _ := b.Finish()
+		return out, first
+	}
+	plain, _ := object(0)
+	grown, first := object(len(plain))
+	if !bytes.Equal(plain, grown) {
+		t.Error("another object")
+	}
+	if &grown[0] != first {
+		t.Error("it was copied")
+	}
+}
+
 // I8: an object has a limit of bytes and of runs; what did not fit goes into the
 // next one.
 func TestFullObjects(t *testing.T) {

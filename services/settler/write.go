@@ -109,6 +109,7 @@ type writer struct {
 	object  *settled.Builder // that is being made; nil: none
 	begun   *plan            // whose run is the last in it
 	runs    int              // in it
+	ahead   int64            // bytes of chunks that may still go into it, at most
 	plans   map[stream.ID]*plan
 	objects []*object
 	failure error // of the storage
@@ -121,6 +122,7 @@ func (w *writer) write(ctx context.Context, plans []*plan) (map[*plan]*errLog, e
 	broken := map[*plan]*errLog{}
 	if len(plans) == 1 {
 		// It may be larger than the memory, and is taken in pieces then.
+		w.ahead = plans[0].bytes
 		err := w.run(ctx, plans[0], broken)
 		return broken, errors.Join(err, w.end(ctx, err))
 	}
@@ -134,11 +136,13 @@ func (w *writer) write(ctx context.Context, plans []*plan) (map[*plan]*errLog, e
 		return nil, err
 	}
 	for i, p := range plans {
-		alone := p.bytes >= aloneBytes
-		if i > 0 && (alone || plans[i-1].bytes >= aloneBytes || p.kin() != plans[i-1].kin() || w.splits(p)) {
+		if i > 0 && (apart(plans[i-1], p) || w.splits(p)) {
 			if err := w.seal(ctx); err != nil {
 				return nil, err
 			}
+		}
+		if w.object == nil {
+			w.ahead = together(plans[i:])
 		}
 		m := w.merger(ctx, p)
 		if err := w.merge(ctx, p, m, wants[p], broken); err != nil {
@@ -147,6 +151,21 @@ func (w *writer) write(ctx context.Context, plans []*plan) (map[*plan]*errLog, e
 		delete(wants, p)
 	}
 	return broken, w.end(ctx, nil)
+}
+
+// apart reports whether a stream shares no object with the one before it.
+func apart(before, p *plan) bool {
+	return p.bytes >= aloneBytes || before.bytes >= aloneBytes || p.kin() != before.kin()
+}
+
+// together returns the bytes of the chunks of the first plan and those after it that
+// share objects with it.
+func together(plans []*plan) int64 {
+	bytes := plans[0].bytes
+	for i := 1; i < len(plans) && !apart(plans[i-1], plans[i]); i++ {
+		bytes += plans[i].bytes
+	}
+	return bytes
 }
 
 // splits reports whether what is rewritten would go into two objects, although it
@@ -247,6 +266,7 @@ func (w *writer) frame(ctx context.Context, p *plan, frame []byte, h *chunk.Head
 		fresh := w.object == nil
 		if fresh {
 			w.object = settled.NewBuilder()
+			w.object.Grow(int(min(w.ahead, int64(w.objectBytes()))))
 		}
 		if w.begun != p {
 			w.object.Begin(p.id)
@@ -256,6 +276,7 @@ func (w *writer) frame(ctx context.Context, p *plan, frame []byte, h *chunk.Head
 		}
 		err := w.object.Add(frame, h)
 		if !errors.Is(err, settled.ErrFull) || fresh {
+			w.ahead = max(w.ahead-int64(len(frame)), 0)
 			return err
 		}
 		if err := w.seal(ctx); err != nil {
