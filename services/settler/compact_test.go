@@ -252,6 +252,43 @@ func TestTwoCompactAtOnce(t *testing.T) {
 	})
 }
 
+// I1, I2, I11: whatever is written, dropped and compacted, and fails, every record is
+// found again.
+func TestCompactsAnyHistory(t *testing.T) {
+	anyHistory(t, Config{RewriteRuns: 2}, true)
+}
+
+// wantCompact sees that no object that heads name is mostly dead, but for those that are
+// judged first.
+func (w *world) wantCompact() {
+	w.t.Helper()
+	for object, runs := range w.named() {
+		r, _, err := w.catalog().GetSettled(w.ctx, object)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if r.GetState() == indexpb.SettledState_SETTLED_STATE_ADOPTED && catalog.MostlyDead(r) && !w.deletes(object) {
+			w.t.Errorf("heads name %d runs of %v", len(runs), r)
+		}
+	}
+}
+
+// deletes reports whether a deleted stream has a run of an object, which its teardown
+// drops.
+func (w *world) deletes(object string) bool {
+	w.t.Helper()
+	for _, l := range w.logs {
+		if h := l.head(); h.GetState() == indexpb.HeadState_HEAD_STATE_DELETED {
+			for _, r := range h.GetRefs() {
+				if r.GetObject() == object {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
 // I2: while an object holds a run of a quarantined stream nothing is moved out of it:
 // it would stay all the same.
 func TestQuarantinedStreamKeepsItsObject(t *testing.T) {

@@ -77,9 +77,9 @@ type failing struct{ *rapid.T }
 
 // I1, I2, I11: whatever leaders write and in whatever order it is settled, by
 // settlers that die and meet failures, every record is found again.
-func TestAnyHistory(t *testing.T) { anyHistory(t, Config{}) }
+func TestAnyHistory(t *testing.T) { anyHistory(t, Config{}, false) }
 
-func anyHistory(t *testing.T, cfg Config) {
+func anyHistory(t *testing.T, cfg Config, compacts bool) {
 	t.Helper()
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, func() {
@@ -142,7 +142,13 @@ func anyHistory(t *testing.T, cfg Config) {
 					}
 					p.die(w.ctx, func(ctx context.Context) {
 						_, _ = p.settle(ctx, chains[rapid.IntRange(0, len(chains)-1).Draw(rt, "chain")].id)
+						if compacts {
+							_ = p.compactAll(ctx, w)
+						}
 					})
+					if compacts && rapid.Bool().Draw(rt, "reap") {
+						w.reap()
+					}
 				}
 				logs = dropDeleted(logs)
 			}
@@ -155,6 +161,17 @@ func anyHistory(t *testing.T, cfg Config) {
 			}
 			w.wantSettled()
 			w.check()
+			if !compacts {
+				return
+			}
+			for range 3 { // of copies, too
+				w.reap()
+				if err := w.process(cfg).compactAll(w.ctx, w); err != nil {
+					rt.Fatalf("the last compaction: %v", err)
+				}
+				w.check()
+			}
+			w.wantCompact()
 		})
 	})
 }

@@ -288,7 +288,7 @@ func TestTwoRewriteAtOnce(t *testing.T) {
 
 // I1, I2, I11: whatever is written and fails, it is found again.
 func TestRewritesAnyHistory(t *testing.T) {
-	anyHistory(t, Config{RewriteRuns: 2})
+	anyHistory(t, Config{RewriteRuns: 2}, false)
 }
 
 // takeAway removes the object of a run.
