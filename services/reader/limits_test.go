@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -67,28 +68,30 @@ func TestSubscriptionsAreLimited(t *testing.T) {
 // At the limit a read waits, then it is refused with a hint (I8); who waits at
 // the tail holds nothing.
 func TestMemoryForReadsIsLimited(t *testing.T) {
-	w, _ := tenRecords(t, Config{MemoryBytes: 1 << 20, Patience: 100 * time.Millisecond})
-	if !w.svc.memory.TryAcquire(1 << 20) {
-		t.Fatal("something is held")
-	}
-	_, err := w.read(&novapb.ReadRequest{})
-	want(t, err, codes.ResourceExhausted, reason.OverBudget)
-	if res := w.mustRead(&novapb.ReadRequest{Start: atSeq(10), WaitMs: 10}, 10, 0); res.GetTail() != 10 {
-		t.Errorf("%v", res)
-	}
-	w.svc.cfg.Patience = limit
-	done := make(chan error, 1)
-	go func() {
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := tenRecords(t, Config{MemoryBytes: 1 << 20, Patience: 100 * time.Millisecond})
+		if !w.svc.memory.TryAcquire(1 << 20) {
+			t.Fatal("something is held")
+		}
 		_, err := w.read(&novapb.ReadRequest{})
-		done <- err
-	}()
-	w.svc.memory.Release(1 << 20)
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	if !w.svc.memory.TryAcquire(1 << 20) {
-		t.Error("a read kept its part")
-	}
+		want(t, err, codes.ResourceExhausted, reason.OverBudget)
+		if res := w.mustRead(&novapb.ReadRequest{Start: atSeq(10), WaitMs: 10}, 10, 0); res.GetTail() != 10 {
+			t.Errorf("%v", res)
+		}
+		w.svc.cfg.Patience = limit
+		done := make(chan error, 1)
+		go func() {
+			_, err := w.read(&novapb.ReadRequest{})
+			done <- err
+		}()
+		w.svc.memory.Release(1 << 20)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if !w.svc.memory.TryAcquire(1 << 20) {
+			t.Error("a read kept its part")
+		}
+	})
 }
 
 // A stop ends what would not end by itself; another reader goes on.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -67,39 +68,43 @@ func TestOldHeadsAreReadAgain(t *testing.T) {
 
 // A head that stays old makes reads unavailable, with nothing of it returned.
 func TestHeadThatStaysOldIsUnavailable(t *testing.T) {
-	w, s, _ := settledRecords(t, Config{Patience: 30 * time.Millisecond})
-	w.change(s, func() { s.head = &indexpb.Head{StreamId: s.id.String(), Tail: 3, Refs: s.head.GetRefs()[:2]} })
-	for _, req := range []*novapb.ReadRequest{{}, {Start: atSeq(1)}, {Start: &novapb.ReadRequest_Timestamp{Timestamp: 1020}}} {
-		_, err := w.read(req)
-		want(t, err, codes.Unavailable, reason.StorageDown)
-		wantNoNames(t, err, s)
-	}
-	w.mustRead(&novapb.ReadRequest{Start: atSeq(6)}, 6, 4) // what needs no head
+	synctest.Test(t, func(t *testing.T) {
+		w, s, _ := settledRecords(t, Config{Patience: 30 * time.Millisecond})
+		w.change(s, func() { s.head = &indexpb.Head{StreamId: s.id.String(), Tail: 3, Refs: s.head.GetRefs()[:2]} })
+		for _, req := range []*novapb.ReadRequest{{}, {Start: atSeq(1)}, {Start: &novapb.ReadRequest_Timestamp{Timestamp: 1020}}} {
+			_, err := w.read(req)
+			want(t, err, codes.Unavailable, reason.StorageDown)
+			wantNoNames(t, err, s)
+		}
+		w.mustRead(&novapb.ReadRequest{Start: atSeq(6)}, 6, 4) // what needs no head
+	})
 }
 
 // The head is read once for many reads, but not for long, and whatever leads
 // nowhere is read again at once.
 func TestHeadsAreKeptForAMoment(t *testing.T) {
-	w, s, _ := settledRecords(t, Config{})
-	for range 5 {
+	synctest.Test(t, func(t *testing.T) {
+		w, s, _ := settledRecords(t, Config{})
+		for range 5 {
+			w.mustRead(&novapb.ReadRequest{}, 0, 10)
+		}
+		if w.heads != 1 {
+			t.Errorf("the head was read %d times", w.heads)
+		}
+		w.rewrite(s, 3, settling{merge: true})
 		w.mustRead(&novapb.ReadRequest{}, 0, 10)
-	}
-	if w.heads != 1 {
-		t.Errorf("the head was read %d times", w.heads)
-	}
-	w.rewrite(s, 3, settling{merge: true})
-	w.mustRead(&novapb.ReadRequest{}, 0, 10)
-	if w.heads != 2 {
-		t.Errorf("the head was read %d times", w.heads)
-	}
-	w.paged(s)
-	w.svc.known.heads.InvalidateAll()
-	w.mustRead(&novapb.ReadRequest{}, 0, 10)
-	before := w.cached
-	w.mustRead(&novapb.ReadRequest{}, 0, 10)
-	if n := w.cached - before; n != 2 {
-		t.Errorf("%d parts read, want a frame and a slot, and no page", n)
-	}
+		if w.heads != 2 {
+			t.Errorf("the head was read %d times", w.heads)
+		}
+		w.paged(s)
+		w.svc.known.heads.InvalidateAll()
+		w.mustRead(&novapb.ReadRequest{}, 0, 10)
+		before := w.cached
+		w.mustRead(&novapb.ReadRequest{}, 0, 10)
+		if n := w.cached - before; n != 2 {
+			t.Errorf("%d parts read, want a frame and a slot, and no page", n)
+		}
+	})
 }
 
 // removes deletes an object at its first read, and lets change happen with it.
@@ -119,47 +124,55 @@ func (w *world) removes(object string, change func()) {
 // the leader say so.
 func TestGoneObjectsAreLookedForAnew(t *testing.T) {
 	t.Run("rewritten", func(t *testing.T) {
-		w, s, refs := settledRecords(t, Config{Patience: headLife / 2})
-		joined := w.run(s.id, [][]byte{w.frameOf(refs[0]), w.frameOf(refs[1])}, settling{})
-		w.removes(refs[1].GetObject(), func() {
-			w.change(s, func() {
-				h := proto.CloneOf(s.head)
-				h.Refs = append([]*indexpb.Ref{joined}, h.GetRefs()[2:]...)
-				s.head = h
+		synctest.Test(t, func(t *testing.T) {
+			w, s, refs := settledRecords(t, Config{Patience: headLife / 2})
+			joined := w.run(s.id, [][]byte{w.frameOf(refs[0]), w.frameOf(refs[1])}, settling{})
+			w.removes(refs[1].GetObject(), func() {
+				w.change(s, func() {
+					h := proto.CloneOf(s.head)
+					h.Refs = append([]*indexpb.Ref{joined}, h.GetRefs()[2:]...)
+					s.head = h
+				})
 			})
+			w.mustRead(&novapb.ReadRequest{}, 0, 10)
 		})
-		w.mustRead(&novapb.ReadRequest{}, 0, 10)
 	})
 	t.Run("trimmed", func(t *testing.T) {
-		w, s, refs := settledRecords(t, Config{Patience: headLife / 2})
-		w.removes(refs[0].GetObject(), func() { w.trim(s, 4, true) })
-		_, err := w.read(&novapb.ReadRequest{Start: atSeq(0)})
-		want(t, err, codes.OutOfRange, reason.Trimmed)
-		w.mustRead(&novapb.ReadRequest{}, 4, 6)
+		synctest.Test(t, func(t *testing.T) {
+			w, s, refs := settledRecords(t, Config{Patience: headLife / 2})
+			w.removes(refs[0].GetObject(), func() { w.trim(s, 4, true) })
+			_, err := w.read(&novapb.ReadRequest{Start: atSeq(0)})
+			want(t, err, codes.OutOfRange, reason.Trimmed)
+			w.mustRead(&novapb.ReadRequest{}, 4, 6)
+		})
 	})
 	t.Run("a page", func(t *testing.T) {
-		w, s, _ := settledRecords(t, Config{Patience: headLife / 2})
-		w.paged(s)
-		page := s.head.GetPages()[0]
-		h := proto.CloneOf(s.head)
-		h.Pages, h.Refs = nil, nil
-		h.Refs = append(h.Refs, w.pageBody(s, page).GetRefs()...)
-		w.removes(page.GetObject(), func() { w.change(s, func() { s.head = h }) })
-		w.mustRead(&novapb.ReadRequest{}, 0, 10)
+		synctest.Test(t, func(t *testing.T) {
+			w, s, _ := settledRecords(t, Config{Patience: headLife / 2})
+			w.paged(s)
+			page := s.head.GetPages()[0]
+			h := proto.CloneOf(s.head)
+			h.Pages, h.Refs = nil, nil
+			h.Refs = append(h.Refs, w.pageBody(s, page).GetRefs()...)
+			w.removes(page.GetObject(), func() { w.change(s, func() { s.head = h }) })
+			w.mustRead(&novapb.ReadRequest{}, 0, 10)
+		})
 	})
 	t.Run("for good", func(t *testing.T) {
-		w, s, refs := settledRecords(t, Config{Patience: 30 * time.Millisecond})
-		if err := w.objects.Delete(t.Context(), refs[1].GetObject()); err != nil {
-			t.Fatal(err)
-		}
-		_, err := w.read(&novapb.ReadRequest{})
-		want(t, err, codes.Unavailable, reason.StorageDown)
-		wantNoNames(t, err, s)
-		if !strings.Contains(w.log.String(), refs[1].GetObject()) {
-			t.Errorf("the log does not say what is gone: %s", w.log)
-		}
-		w.mustRead(&novapb.ReadRequest{CountPresence: &novapb.ReadRequest_Count{Count: 1}}, 0, 1)
-		w.mustRead(&novapb.ReadRequest{Start: atSeq(3)}, 3, 7)
+		synctest.Test(t, func(t *testing.T) {
+			w, s, refs := settledRecords(t, Config{Patience: 30 * time.Millisecond})
+			if err := w.objects.Delete(t.Context(), refs[1].GetObject()); err != nil {
+				t.Fatal(err)
+			}
+			_, err := w.read(&novapb.ReadRequest{})
+			want(t, err, codes.Unavailable, reason.StorageDown)
+			wantNoNames(t, err, s)
+			if !strings.Contains(w.log.String(), refs[1].GetObject()) {
+				t.Errorf("the log does not say what is gone: %s", w.log)
+			}
+			w.mustRead(&novapb.ReadRequest{CountPresence: &novapb.ReadRequest_Count{Count: 1}}, 0, 1)
+			w.mustRead(&novapb.ReadRequest{Start: atSeq(3)}, 3, 7)
+		})
 	})
 }
 
@@ -405,22 +418,24 @@ var lies = map[string]func(w *world, s *led, h *indexpb.Head){
 func TestRefsThatLieAreDamage(t *testing.T) {
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {
-			w, s, _ := settledRecords(t, Config{Patience: 100 * time.Millisecond})
-			w.change(s, func() {
-				s.head = proto.CloneOf(s.head)
-				lie(w, s, s.head)
+			synctest.Test(t, func(t *testing.T) {
+				w, s, _ := settledRecords(t, Config{Patience: 100 * time.Millisecond})
+				w.change(s, func() {
+					s.head = proto.CloneOf(s.head)
+					lie(w, s, s.head)
+				})
+				res, err := w.read(&novapb.ReadRequest{Start: atSeq(0)})
+				if err == nil {
+					// What the head says before the lie may be served.
+					w.wantRecords(res.GetRecords(), 0, len(res.GetRecords()))
+					_, err = w.read(&novapb.ReadRequest{Start: atSeq(uint64(len(res.GetRecords())))})
+				}
+				if name == "a gap" && reason.Code(err) == codes.Unavailable {
+					return
+				}
+				want(t, err, codes.DataLoss, reason.ChecksumMismatch)
+				wantNoNames(t, err, s)
 			})
-			res, err := w.read(&novapb.ReadRequest{Start: atSeq(0)})
-			if err == nil {
-				// What the head says before the lie may be served.
-				w.wantRecords(res.GetRecords(), 0, len(res.GetRecords()))
-				_, err = w.read(&novapb.ReadRequest{Start: atSeq(uint64(len(res.GetRecords())))})
-			}
-			if name == "a gap" && reason.Code(err) == codes.Unavailable {
-				return
-			}
-			want(t, err, codes.DataLoss, reason.ChecksumMismatch)
-			wantNoNames(t, err, s)
 		})
 	}
 }
@@ -474,31 +489,33 @@ func TestFaultsOfTheStoreInReadsOfSettledRecords(t *testing.T) {
 		for _, nth := range []int{0, 1, 2, 3, 4, 5, 6} { // 0: all
 			for _, cached := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%v %d, cache %v", do, nth, cached), func(t *testing.T) {
-					w, s := tenRecords(t, Config{Patience: 100 * time.Millisecond, FetchAhead: 1})
-					w.svc.retry = time.Millisecond
-					w.settle(s, 2, settling{others: 1})
-					w.settle(s, 1, settling{others: 1})
-					w.paged(s)
-					w.learn(s)
-					if !cached {
-						w.cache = func(*cachepb.ReadRangeResponse) error { return reason.New(codes.Unavailable, "", "down") }
-					}
-					w.objects.Script(fault.Rule{Op: fault.GetRange, Nth: nth, Do: do})
-					res, err := w.read(&novapb.ReadRequest{})
-					if err == nil {
-						w.wantRecords(res.GetRecords(), 0, len(res.GetRecords()))
-						if nth > 0 && len(res.GetRecords()) == 0 {
-							t.Error("nothing")
+					synctest.Test(t, func(t *testing.T) {
+						w, s := tenRecords(t, Config{Patience: 100 * time.Millisecond, FetchAhead: 1})
+						w.svc.retry = time.Millisecond
+						w.settle(s, 2, settling{others: 1})
+						w.settle(s, 1, settling{others: 1})
+						w.paged(s)
+						w.learn(s)
+						if !cached {
+							w.cache = func(*cachepb.ReadRangeResponse) error { return reason.New(codes.Unavailable, "", "down") }
 						}
-						return
-					}
-					wantNoNames(t, err, s)
-					if code := reason.Code(err); code != codes.Unavailable && (do == fault.FailBefore || code != codes.DataLoss) {
-						t.Errorf("%v", err)
-					}
-					if nth > 0 && cached && do != fault.FailBefore {
-						t.Errorf("one bad answer to the cache is an error: %v", err)
-					}
+						w.objects.Script(fault.Rule{Op: fault.GetRange, Nth: nth, Do: do})
+						res, err := w.read(&novapb.ReadRequest{})
+						if err == nil {
+							w.wantRecords(res.GetRecords(), 0, len(res.GetRecords()))
+							if nth > 0 && len(res.GetRecords()) == 0 {
+								t.Error("nothing")
+							}
+							return
+						}
+						wantNoNames(t, err, s)
+						if code := reason.Code(err); code != codes.Unavailable && (do == fault.FailBefore || code != codes.DataLoss) {
+							t.Errorf("%v", err)
+						}
+						if nth > 0 && cached && do != fault.FailBefore {
+							t.Errorf("one bad answer to the cache is an error: %v", err)
+						}
+					})
 				})
 			}
 		}
@@ -507,16 +524,18 @@ func TestFaultsOfTheStoreInReadsOfSettledRecords(t *testing.T) {
 
 // An index that does not answer makes reads of settled records unavailable.
 func TestIndexThatDoesNotAnswer(t *testing.T) {
-	w, s, _ := settledRecords(t, Config{})
-	w.mu.Lock()
-	w.headErr = reason.New(codes.Unavailable, "", "no metastore")
-	w.mu.Unlock()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err := w.svc.Read(ctx, &novapb.ReadRequest{Bucket: "b", Stream: "s"})
-	want(t, err, codes.Unavailable, "")
-	wantNoNames(t, err, s)
-	w.mustRead(&novapb.ReadRequest{Start: atSeq(6)}, 6, 4)
+	synctest.Test(t, func(t *testing.T) {
+		w, s, _ := settledRecords(t, Config{})
+		w.mu.Lock()
+		w.headErr = reason.New(codes.Unavailable, "", "no metastore")
+		w.mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := w.svc.Read(ctx, &novapb.ReadRequest{Bucket: "b", Stream: "s"})
+		want(t, err, codes.Unavailable, "")
+		wantNoNames(t, err, s)
+		w.mustRead(&novapb.ReadRequest{Start: atSeq(6)}, 6, 4)
+	})
 }
 
 // A subscription goes from pages to refs to slots to what comes, while more is

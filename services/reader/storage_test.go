@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -85,19 +86,21 @@ func hashBefore(t *testing.T, s *led, piece int) stream.Hash {
 
 // One that stays away is not called lost: perhaps the leader is behind.
 func TestSlotThatStaysAwayIsUnavailable(t *testing.T) {
-	w, s := tenRecords(t, Config{Patience: 250 * time.Millisecond})
-	if err := w.objects.Delete(t.Context(), chain.SlotKey(s.chain, 1)); err != nil {
-		t.Fatal(err)
-	}
-	_, err := w.read(&novapb.ReadRequest{})
-	want(t, err, codes.Unavailable, reason.StorageDown)
-	wantNoNames(t, err, s)
-	if len(w.fetches) < 2 {
-		t.Error("the leader was not asked again")
-	}
-	if !strings.Contains(w.log.String(), s.id.String()) {
-		t.Error("nothing in the log")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w, s := tenRecords(t, Config{Patience: 250 * time.Millisecond})
+		if err := w.objects.Delete(t.Context(), chain.SlotKey(s.chain, 1)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := w.read(&novapb.ReadRequest{})
+		want(t, err, codes.Unavailable, reason.StorageDown)
+		wantNoNames(t, err, s)
+		if len(w.fetches) < 2 {
+			t.Error("the leader was not asked again")
+		}
+		if !strings.Contains(w.log.String(), s.id.String()) {
+			t.Error("nothing in the log")
+		}
+	})
 }
 
 func wantNoNames(t *testing.T, err error, s *led) {
@@ -130,21 +133,23 @@ func TestDamageIsDataLoss(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, s := tenRecords(t, Config{Patience: 50 * time.Millisecond})
-			w.svc.retry = 20 * time.Millisecond
-			w.replace(s, 1, func(b []byte) []byte { return damage(s, b) })
-			_, err := w.read(&novapb.ReadRequest{})
-			want(t, err, codes.DataLoss, reason.ChecksumMismatch)
-			wantNoNames(t, err, s)
-			if log := w.log.String(); !strings.Contains(log, chain.SlotKey(s.chain, 1)) || !strings.Contains(log, "offset=") || !strings.Contains(log, s.id.String()) {
-				t.Errorf("the log does not say where: %s", log)
-			}
-			// What may stand there because the slot is gone is looked at for longer.
-			if n := len(w.fetches); n < 2 || n > 2 && name != "a seal" && name != "another chain's slot" || n == 2 && name == "a seal" {
-				t.Errorf("the leader was asked %d times", n)
-			}
-			// What is whole is served.
-			w.mustRead(&novapb.ReadRequest{Start: atSeq(3)}, 3, 7)
+			synctest.Test(t, func(t *testing.T) {
+				w, s := tenRecords(t, Config{Patience: 50 * time.Millisecond})
+				w.svc.retry = 20 * time.Millisecond
+				w.replace(s, 1, func(b []byte) []byte { return damage(s, b) })
+				_, err := w.read(&novapb.ReadRequest{})
+				want(t, err, codes.DataLoss, reason.ChecksumMismatch)
+				wantNoNames(t, err, s)
+				if log := w.log.String(); !strings.Contains(log, chain.SlotKey(s.chain, 1)) || !strings.Contains(log, "offset=") || !strings.Contains(log, s.id.String()) {
+					t.Errorf("the log does not say where: %s", log)
+				}
+				// What may stand there because the slot is gone is looked at for longer.
+				if n := len(w.fetches); n < 2 || n > 2 && name != "a seal" && name != "another chain's slot" || n == 2 && name == "a seal" {
+					t.Errorf("the leader was asked %d times", n)
+				}
+				// What is whole is served.
+				w.mustRead(&novapb.ReadRequest{Start: atSeq(3)}, 3, 7)
+			})
 		})
 	}
 }
@@ -255,20 +260,22 @@ func TestStorageIsAskedWhenOthersFail(t *testing.T) {
 }
 
 func TestStorageIsDown(t *testing.T) {
-	w, s := tenRecords(t, Config{})
-	w.cache = func(*cachepb.ReadRangeResponse) error { return reason.New(codes.Unavailable, "", "down") }
-	w.objects.Script(fault.Rule{Op: fault.GetRange, Do: fault.FailBefore})
-	_, err := w.read(&novapb.ReadRequest{})
-	want(t, err, codes.Unavailable, reason.StorageDown)
-	wantNoNames(t, err, s)
+	synctest.Test(t, func(t *testing.T) {
+		w, s := tenRecords(t, Config{})
+		w.cache = func(*cachepb.ReadRangeResponse) error { return reason.New(codes.Unavailable, "", "down") }
+		w.objects.Script(fault.Rule{Op: fault.GetRange, Do: fault.FailBefore})
+		_, err := w.read(&novapb.ReadRequest{})
+		want(t, err, codes.Unavailable, reason.StorageDown)
+		wantNoNames(t, err, s)
 
-	w.objects.Clear()
-	w.objects.Script(fault.Rule{Op: fault.GetRange, Do: fault.Hang})
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	_, err = w.svc.Read(ctx, &novapb.ReadRequest{Bucket: "b", Stream: "s"})
-	want(t, err, codes.DeadlineExceeded, reason.StorageDown)
-	wantNoNames(t, err, s)
+		w.objects.Clear()
+		w.objects.Script(fault.Rule{Op: fault.GetRange, Do: fault.Hang})
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err = w.svc.Read(ctx, &novapb.ReadRequest{Bucket: "b", Stream: "s"})
+		want(t, err, codes.DeadlineExceeded, reason.StorageDown)
+		wantNoNames(t, err, s)
+	})
 }
 
 // verifyStream collects what VerifyStream sends.
@@ -301,27 +308,29 @@ func TestVerifyFindsEachDamage(t *testing.T) {
 		"content_hash": func(_ *world, s *led) { s.hash++ },
 	} {
 		t.Run(kind, func(t *testing.T) {
-			w, s := tenRecords(t, Config{Patience: 50 * time.Millisecond})
-			w.window = true // which is not what is verified
-			breakIt(w, s)
-			v := &verifyStream{ctx: w.ctx()}
-			if err := w.svc.VerifyStream(&readerpb.VerifyStreamRequest{Bucket: "b", Stream: "s"}, v); err != nil {
-				t.Fatal(err)
-			}
-			found := map[string]bool{}
-			for _, p := range v.got {
-				for _, f := range p.GetFindings() {
-					found[f.GetKind()] = true
+			synctest.Test(t, func(t *testing.T) {
+				w, s := tenRecords(t, Config{Patience: 50 * time.Millisecond})
+				w.window = true // which is not what is verified
+				breakIt(w, s)
+				v := &verifyStream{ctx: w.ctx()}
+				if err := w.svc.VerifyStream(&readerpb.VerifyStreamRequest{Bucket: "b", Stream: "s"}, v); err != nil {
+					t.Fatal(err)
 				}
-			}
-			if last := v.got[len(v.got)-1]; !last.GetDone() {
-				t.Error("not done")
-			} else if kind == "" && (len(found) > 0 || last.GetRecords() != 10) {
-				t.Errorf("a whole stream: %v, %d records", found, last.GetRecords())
-			}
-			if kind != "" && !found[kind] {
-				t.Errorf("found %v, not %s", found, kind)
-			}
+				found := map[string]bool{}
+				for _, p := range v.got {
+					for _, f := range p.GetFindings() {
+						found[f.GetKind()] = true
+					}
+				}
+				if last := v.got[len(v.got)-1]; !last.GetDone() {
+					t.Error("not done")
+				} else if kind == "" && (len(found) > 0 || last.GetRecords() != 10) {
+					t.Errorf("a whole stream: %v, %d records", found, last.GetRecords())
+				}
+				if kind != "" && !found[kind] {
+					t.Errorf("found %v, not %s", found, kind)
+				}
+			})
 		})
 	}
 }

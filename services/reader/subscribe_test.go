@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -168,16 +169,18 @@ func TestSubscriptionStartsAndLimits(t *testing.T) {
 }
 
 func TestHeartbeats(t *testing.T) {
-	w, s := tenRecords(t, Config{})
-	f := w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 100}, 0)
-	f.upTo(10)
-	for range 3 {
-		if m, err := f.receive(); err != nil || len(m.GetRecords()) != 0 || m.GetTail() != 10 || m.GetHashAfter() != 0 || m.GetStreamId() != s.id.String() {
-			t.Fatalf("%v, %v", m, err)
+	synctest.Test(t, func(t *testing.T) {
+		w, s := tenRecords(t, Config{})
+		f := w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 100}, 0)
+		f.upTo(10)
+		for range 3 {
+			if m, err := f.receive(); err != nil || len(m.GetRecords()) != 0 || m.GetTail() != 10 || m.GetHashAfter() != 0 || m.GetStreamId() != s.id.String() {
+				t.Fatalf("%v, %v", m, err)
+			}
 		}
-	}
-	w.chunk(s, numbered(10, 1)...)
-	f.upTo(11)
+		w.chunk(s, numbered(10, 1)...)
+		f.upTo(11)
+	})
 }
 
 // A subscription that broke goes on at next_seq by id: nothing is missing or
@@ -215,26 +218,28 @@ func TestSubscriptionOfDeletedStream(t *testing.T) {
 // A leader that moves is waited for, and the subscription goes on where it was;
 // one that does not come back is told.
 func TestSubscriptionWaitsForLeader(t *testing.T) {
-	w, s := tenRecords(t, Config{Patience: limit})
-	f := w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 60000}, 0)
-	f.upTo(10)
-	asked := func() int {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return len(w.fetches)
-	}
-	before := asked()
-	w.change(s, func() { w.down = reason.New(codes.Unavailable, reason.NoLeader, "moves") })
-	eventually(t, "it asks again", func() bool { return asked() >= before+2 })
-	w.change(s, func() { w.down = nil })
-	w.chunk(s, numbered(10, 3)...)
-	f.upTo(13)
+	synctest.Test(t, func(t *testing.T) {
+		w, s := tenRecords(t, Config{Patience: limit})
+		f := w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 60000}, 0)
+		f.upTo(10)
+		asked := func() int {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return len(w.fetches)
+		}
+		before := asked()
+		w.change(s, func() { w.down = reason.New(codes.Unavailable, reason.NoLeader, "moves") })
+		eventually(t, "it asks again", func() bool { return asked() >= before+2 })
+		w.change(s, func() { w.down = nil })
+		w.chunk(s, numbered(10, 3)...)
+		f.upTo(13)
 
-	w, s = tenRecords(t, Config{Patience: 100 * time.Millisecond})
-	f = w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 60000}, 0)
-	f.upTo(10)
-	w.change(s, func() { w.down = reason.New(codes.Unavailable, reason.NoLeader, "gone") })
-	want(t, f.fails(), codes.Unavailable, reason.NoLeader)
+		w, s = tenRecords(t, Config{Patience: 100 * time.Millisecond})
+		f = w.subscribe(&novapb.SubscribeRequest{HeartbeatMs: 60000}, 0)
+		f.upTo(10)
+		w.change(s, func() { w.down = reason.New(codes.Unavailable, reason.NoLeader, "gone") })
+		want(t, f.fails(), codes.Unavailable, reason.NoLeader)
+	})
 }
 
 // A trim that passes a slow subscription is no gap that it could miss.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -110,18 +111,20 @@ func TestVerifyFindsEachDamageOfSettledRecords(t *testing.T) {
 		"the leader's hash": {func(_ *world, s *led) { s.hash++ }, "content_hash", 11},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, s := verifiable(t)
-			c.breakIt(w, s)
-			found, last := w.verified()
-			if c.kind == "" && len(found) > 0 || c.kind != "" && (len(found) != 1 || len(found[c.kind]) != 1) {
-				t.Errorf("found %v, want one %q", found, c.kind)
-			}
-			if last.GetRecords() != c.records {
-				t.Errorf("%d records checked, want %d", last.GetRecords(), c.records)
-			}
-			if c.kind == "" && last.GetSettledRecords() != c.records-1 {
-				t.Errorf("%d settled records checked", last.GetSettledRecords())
-			}
+			synctest.Test(t, func(t *testing.T) {
+				w, s := verifiable(t)
+				c.breakIt(w, s)
+				found, last := w.verified()
+				if c.kind == "" && len(found) > 0 || c.kind != "" && (len(found) != 1 || len(found[c.kind]) != 1) {
+					t.Errorf("found %v, want one %q", found, c.kind)
+				}
+				if last.GetRecords() != c.records {
+					t.Errorf("%d records checked, want %d", last.GetRecords(), c.records)
+				}
+				if c.kind == "" && last.GetSettledRecords() != c.records-1 {
+					t.Errorf("%d settled records checked", last.GetSettledRecords())
+				}
+			})
 		})
 	}
 }
@@ -130,15 +133,17 @@ func TestVerifyFindsEachDamageOfSettledRecords(t *testing.T) {
 func TestVerifyFindsRefsThatLie(t *testing.T) {
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {
-			w, s, _ := settledRecords(t, Config{Patience: 20 * time.Millisecond})
-			w.change(s, func() {
-				s.head = proto.CloneOf(s.head)
-				lie(w, s, s.head)
+			synctest.Test(t, func(t *testing.T) {
+				w, s, _ := settledRecords(t, Config{Patience: 20 * time.Millisecond})
+				w.change(s, func() {
+					s.head = proto.CloneOf(s.head)
+					lie(w, s, s.head)
+				})
+				found, _ := w.verified()
+				if len(found["ref"]) == 0 {
+					t.Errorf("found %v", found)
+				}
 			})
-			found, _ := w.verified()
-			if len(found["ref"]) == 0 {
-				t.Errorf("found %v", found)
-			}
 		})
 	}
 }
@@ -158,20 +163,22 @@ func TestVerifyGoesOnWhenThingsMove(t *testing.T) {
 	} {
 		for _, at := range []string{"the head", "an object"} {
 			t.Run(name+" at "+at, func(t *testing.T) {
-				w, s, _ := settledRecords(t, Config{})
-				var once sync.Once
-				hook := func() { once.Do(func() { move(w, s) }) }
-				if at == "the head" {
-					w.onHead = hook
-				} else {
-					w.objects.Script(fault.Rule{Op: fault.GetRange, Nth: 3, Hook: func(context.Context, fault.Op, string) error {
-						hook()
-						return nil
-					}})
-				}
-				if found, _ := w.verified(); len(found) > 0 {
-					t.Errorf("found %v", found)
-				}
+				synctest.Test(t, func(t *testing.T) {
+					w, s, _ := settledRecords(t, Config{})
+					var once sync.Once
+					hook := func() { once.Do(func() { move(w, s) }) }
+					if at == "the head" {
+						w.onHead = hook
+					} else {
+						w.objects.Script(fault.Rule{Op: fault.GetRange, Nth: 3, Hook: func(context.Context, fault.Op, string) error {
+							hook()
+							return nil
+						}})
+					}
+					if found, _ := w.verified(); len(found) > 0 {
+						t.Errorf("found %v", found)
+					}
+				})
 			})
 		}
 	}
