@@ -55,11 +55,14 @@ func newAhead(cache cachepb.CacheServiceClient) *ahead {
 	return a
 }
 
-// of reads pieces ahead that were not fetched, up to aheadBytes.
+// of reads pieces ahead that are not fetched yet, up to aheadBytes.
 func (a *ahead) of(pieces []piece) {
 	left := int64(aheadBytes)
 	for i := range pieces {
 		at := pieces[i].at
+		if len(pieces[i].window) > 0 || at.length == 0 || at.length > maxPart {
+			continue
+		}
 		for n := at.offset / aheadStep; n <= (at.offset+at.length-1)/aheadStep; n++ {
 			a.step(step{at.object, n}, max(at.offset, n*aheadStep))
 		}

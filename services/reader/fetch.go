@@ -156,6 +156,11 @@ func (s *Service) gather(ctx context.Context, id stream.ID, req *sequencerpb.Fet
 	if want.whole > 0 {
 		part = want.pass(pieces, start)
 	}
+	if n := s.cfg.FetchAhead; len(part) > n && want.size >= aheadFrom {
+		// Those that are not fetched at once; many are in one step, so that fetching
+		// alone would load one step after another.
+		s.ahead.of(part[n:])
+	}
 	chunks, err := s.chunks(ctx, id, part, want.size)
 	if err == nil {
 		err = continuous(chunks, start)

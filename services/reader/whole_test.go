@@ -179,3 +179,30 @@ func TestDamageOfWholeChunksIsDataLoss(t *testing.T) {
 	opened(t, res)
 	w.wantRecords(res.GetRecords(), 0, 4)
 }
+
+// Slots that a page needs and that are not fetched at once are read ahead; what the
+// leader sent is not.
+func TestSlotsOfAPageAreReadAhead(t *testing.T) {
+	for _, window := range []bool{false, true} {
+		w := newWorld(t, Config{FetchAhead: 1})
+		w.window = window
+		s := w.create("s")
+		for range 3 {
+			w.chunk(s, string(incompressible(800<<10)))
+		}
+		if _, err := w.read(&novapb.ReadRequest{Chunks: true}); err != nil {
+			t.Fatal(err)
+		}
+		if window {
+			if n := w.svc.ahead.asked.EstimatedSize(); n != 0 {
+				t.Errorf("%d steps of what the leader sent are read ahead", n)
+			}
+			continue
+		}
+		eventually(t, "both slots are read ahead", func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return len(w.ahead) == 2
+		})
+	}
+}
