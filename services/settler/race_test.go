@@ -90,22 +90,36 @@ func anyHistory(t *testing.T, cfg Config, compacts bool) {
 				w.lead(n, chains[0])
 			}
 			var logs []*log
+			sizes := []int{1, 50, 5000, 50_000}
+			if compacts { // enough streams that share, and of these enough that drop
+				sizes = []int{5000, 20_000, 50_000}
+				for range 6 {
+					logs = append(logs, w.open("first"))
+					logs[len(logs)-1].append(1, 20_000)
+				}
+			}
 			pick := func() *log { return logs[rapid.IntRange(0, len(logs)-1).Draw(rt, "stream")] }
 			for range rapid.IntRange(5, 60).Draw(rt, "steps") {
 				step := rapid.IntRange(0, 13).Draw(rt, "step")
 				if len(logs) == 0 {
 					step = 0
+				} else if compacts && (step == 0 || step == 6) {
+					step = 5
 				}
 				switch step {
 				case 0:
 					logs = append(logs, w.open(rapid.SampledFrom([]string{"first", "second"}).Draw(rt, "bucket")))
 				case 1, 2, 3, 4:
 					if l := pick(); !l.state.Sealed {
-						l.append(rapid.IntRange(1, 30).Draw(rt, "records"), rapid.SampledFrom([]int{1, 50, 5000, 50_000}).Draw(rt, "size"))
+						l.append(rapid.IntRange(1, 30).Draw(rt, "records"), rapid.SampledFrom(sizes).Draw(rt, "size"))
 					}
 				case 5:
 					l := pick()
-					l.trim(rapid.IntRange(0, int(l.state.Tail)+1).Draw(rt, "trim"))
+					to := rapid.IntRange(0, int(l.state.Tail)+1).Draw(rt, "trim")
+					if compacts && rapid.Bool().Draw(rt, "all") {
+						to = int(l.state.Tail)
+					}
+					l.trim(to)
 				case 6:
 					pick().token("t")
 				case 7:
