@@ -725,3 +725,24 @@ func (w *world) checkObjects() {
 		}
 	}
 }
+
+// one is a world with one chain that all shards are led with.
+func one(t *testing.T, f func(t *testing.T, w *world, c *written)) {
+	run(t, func(t *testing.T, w *world) {
+		c := w.newChain()
+		for n := range stream.Shard(shards) {
+			w.lead(n, c)
+		}
+		f(t, w, c)
+	})
+}
+
+// must settles all and sees that it worked.
+func (p *process) must(w *world) {
+	w.t.Helper()
+	if err := p.settleAll(w.ctx, w); err != nil {
+		w.t.Fatal(err)
+	}
+	w.wantSettled()
+	w.check()
+}
