@@ -666,7 +666,7 @@ type ReadResponse struct {
 	EndOfStream bool `protobuf:"varint,9,opt,name=end_of_stream,json=endOfStream,proto3" json:"end_of_stream,omitempty"`
 	// The page's records as they are stored, only if the request has chunks: then
 	// records is empty. In order, without gaps; what else the page says is of all
-	// records of all chunks. They decode to at most 4 MiB, or are one of at most 8.
+	// records of all chunks. Together they decode to at most 8 MiB.
 	Chunks        []*Chunk `protobuf:"bytes,10,rep,name=chunks,proto3" json:"chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -831,7 +831,7 @@ type ReadResponse_builder struct {
 	EndOfStream bool
 	// The page's records as they are stored, only if the request has chunks: then
 	// records is empty. In order, without gaps; what else the page says is of all
-	// records of all chunks. They decode to at most 4 MiB, or are one of at most 8.
+	// records of all chunks. Together they decode to at most 8 MiB.
 	Chunks []*Chunk
 }
 

@@ -770,7 +770,7 @@ type ReadResponse_builder struct {
 	EndOfStream bool
 	// The page's records as they are stored, only if the request has chunks: then
 	// records is empty. In order, without gaps; what else the page says is of all
-	// records of all chunks. They decode to at most 4 MiB, or are one of at most 8.
+	// records of all chunks. Together they decode to at most 8 MiB.
 	Chunks []*Chunk
 }
 
