@@ -312,7 +312,12 @@ func (c *compaction) readPart(ctx context.Context, part []*move, from, to uint64
 
 // copies makes the object of runs that were read.
 func (c *compaction) copies(ctx context.Context, batch []*move) (*object, error) {
+	size := 0
+	for _, m := range batch {
+		size += int(m.ref.GetLength())
+	}
 	b := settled.NewBuilder()
+	b.Grow(size)
 	for _, m := range batch {
 		b.Begin(m.id)
 		for _, f := range m.frames {
