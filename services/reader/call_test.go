@@ -29,7 +29,14 @@ func (w *world) ctx() context.Context {
 
 func (w *world) read(req *novapb.ReadRequest) (*novapb.ReadResponse, error) {
 	req.Bucket, req.Stream = "b", "s"
-	return w.svc.Read(w.ctx(), req)
+	if w.whole {
+		req.Chunks = true
+	}
+	res, err := w.svc.Read(w.ctx(), req)
+	if w.whole {
+		opened(w.t, res)
+	}
+	return res, err
 }
 
 // mustRead reads and checks that numbers are contiguous from first and bodies

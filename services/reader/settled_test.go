@@ -339,8 +339,9 @@ func TestDamageOfSettledRecordsIsDataLoss(t *testing.T) {
 			return s.head.GetPages()[0].GetObject(), flip(20)
 		}, 6},
 	} {
-		t.Run(name, func(t *testing.T) {
+		eachWay(t, name, func(t *testing.T, whole bool) {
 			w, s, _ := settledRecords(t, Config{})
+			w.whole = whole
 			other := w.create("other")
 			w.chunk(other, numbered(0, 3)...)
 			w.settle(other, 1, settling{})
@@ -417,9 +418,10 @@ var lies = map[string]func(w *world, s *led, h *indexpb.Head){
 // Refs and what they lead to must be of one mind, whatever is whole by itself (I1, I10).
 func TestRefsThatLieAreDamage(t *testing.T) {
 	for name, lie := range lies {
-		t.Run(name, func(t *testing.T) {
+		eachWay(t, name, func(t *testing.T, whole bool) {
 			synctest.Test(t, func(t *testing.T) {
 				w, s, _ := settledRecords(t, Config{Patience: 100 * time.Millisecond})
+				w.whole = whole
 				w.change(s, func() {
 					s.head = proto.CloneOf(s.head)
 					lie(w, s, s.head)
@@ -443,7 +445,12 @@ func TestRefsThatLieAreDamage(t *testing.T) {
 // A read that goes from settled records to those in slots compares the content
 // hash across them (I10).
 func TestSlotsContinueWhatIsSettled(t *testing.T) {
+	eachWay(t, "", slotsContinueWhatIsSettled)
+}
+
+func slotsContinueWhatIsSettled(t *testing.T, whole bool) {
 	w, s := tenRecords(t, Config{})
+	w.whole = whole
 	w.settle(s, 4, settling{})
 	w.learn(s)
 	w.change(s, func() {
@@ -470,8 +477,9 @@ func TestStorageIsAskedForSettledRecordsWhenTheCacheFails(t *testing.T) {
 		"wrong": func(res *cachepb.ReadRangeResponse) error { res.Data[len(res.GetData())/2] ^= 1; return nil },
 		"short": func(res *cachepb.ReadRangeResponse) error { res.Data = res.GetData()[1:]; return nil },
 	} {
-		t.Run(name, func(t *testing.T) {
+		eachWay(t, name, func(t *testing.T, whole bool) {
 			w, s := tenRecords(t, Config{})
+			w.whole = whole
 			w.settle(s, 2, settling{others: 1})
 			w.settle(s, 1, settling{others: 1})
 			w.paged(s)
@@ -488,9 +496,10 @@ func TestFaultsOfTheStoreInReadsOfSettledRecords(t *testing.T) {
 	for _, do := range []fault.Action{fault.FailBefore, fault.Truncate, fault.Corrupt} {
 		for _, nth := range []int{0, 1, 2, 3, 4, 5, 6} { // 0: all
 			for _, cached := range []bool{true, false} {
-				t.Run(fmt.Sprintf("%v %d, cache %v", do, nth, cached), func(t *testing.T) {
+				eachWay(t, fmt.Sprintf("%v %d, cache %v", do, nth, cached), func(t *testing.T, whole bool) {
 					synctest.Test(t, func(t *testing.T) {
 						w, s := tenRecords(t, Config{Patience: 100 * time.Millisecond, FetchAhead: 1})
+						w.whole = whole
 						w.svc.retry = time.Millisecond
 						w.settle(s, 2, settling{others: 1})
 						w.settle(s, 1, settling{others: 1})

@@ -5,11 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/chunk"
-	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
@@ -42,6 +40,13 @@ func opened(t *testing.T, res *novapb.ReadResponse) {
 		t.Fatalf("the page ends with hash %016x, its chunks with %016x", res.GetHashAfter(), hash)
 	}
 	res.Chunks = nil
+}
+
+// eachWay runs a test with pages of records and with pages of chunks.
+func eachWay(t *testing.T, name string, f func(t *testing.T, whole bool)) {
+	t.Helper()
+	t.Run(name+"/records", func(t *testing.T) { f(t, false) })
+	t.Run(name+"/chunks", func(t *testing.T) { f(t, true) })
 }
 
 // five are chunks of two records each; the first n are settled.
@@ -158,26 +163,6 @@ func TestChunksForReadersNameNoProducers(t *testing.T) {
 	}
 	opened(t, res)
 	w.wantRecords(res.GetRecords(), 0, 1)
-}
-
-// A chunk that is passed on whole is verified before: damage in its payload is
-// DATA_LOSS here and not found by the client (I10).
-func TestDamageOfWholeChunksIsDataLoss(t *testing.T) {
-	w, s := five(t, 0)
-	at := s.pieces[2].GetAt()
-	w.replace(s, 2, func(b []byte) []byte {
-		b[uint64(at.GetOffset())+uint64(at.GetLength())-1] ^= 1
-		return b
-	})
-	_, err := w.read(&novapb.ReadRequest{Chunks: true})
-	want(t, err, codes.DataLoss, reason.ChecksumMismatch)
-	// What lies before it is a page.
-	res, err := w.read(&novapb.ReadRequest{Chunks: true, CountPresence: &novapb.ReadRequest_Count{Count: 4}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	opened(t, res)
-	w.wantRecords(res.GetRecords(), 0, 4)
 }
 
 // Slots that a page needs and that are not fetched at once are read ahead; what the

@@ -62,6 +62,8 @@ type world struct {
 	streams map[string]*led // by id
 	// window: the leader answers with the chunks themselves.
 	window bool
+	// whole: pages are asked for as chunks; read makes records of them.
+	whole bool
 	// down, if set, is what the leader answers instead.
 	down error
 	// before, if set, is called before the leader answers a Fetch, without locks.
