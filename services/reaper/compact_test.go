@@ -26,6 +26,8 @@ var compacted = []string{queueUnref, catalog.QueueCompact, queueSettled}
 // the heads name copies, behind markers of what they do not name any more.
 func (f *farm) compact(object string) (*settlerpb.CompactObjectResponse, error) {
 	f.t.Helper()
+	f.compacting.Lock() // one at a time, as a settler does
+	defer f.compacting.Unlock()
 	ctx, out := f.t.Context(), &settlerpb.CompactObjectResponse{}
 	row, _, err := f.index.UpdateSettled(ctx, object, func(*indexpb.SettledObject) (bool, error) { return true, nil })
 	if catalog.IsNotFound(err) || err == nil && (row.GetState() != indexpb.SettledState_SETTLED_STATE_ADOPTED || !catalog.MostlyDead(row)) {
@@ -139,7 +141,7 @@ func TestJudgeThatLeavesLittleHasItCompacted(t *testing.T) {
 // I2, I11: a page that is written anew goes alone: the new one names what it named,
 // whatever older markers say of it.
 func TestPageThatIsWrittenAnewGoesAlone(t *testing.T) {
-	crashes(t, Config{}, queueUnref, compacted, func(f *farm) func() {
+	crashesOf(t, Config{}, queueUnref, compacted, []bool{false, true}, func(f *farm) func() {
 		id := f.stream(nil)
 		keys := f.paged(id)
 		h, _, err := f.index.GetHead(f.t.Context(), id)

@@ -51,6 +51,8 @@ type farm struct {
 	writers map[string]grpc.ClientConnInterface               // by address
 	settler func(object string) (*settlerpb.CompactObjectResponse, error)
 
+	compacting sync.Mutex
+
 	exporting *index.Exporting // nil: the metadata are not exported
 	exported  time.Time        // when they were, last
 	streams   []stream.ID

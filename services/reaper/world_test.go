@@ -14,7 +14,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
+	"github.com/nova-stream/nova/libs/chunk"
 	"github.com/nova-stream/nova/libs/discovery"
+	"github.com/nova-stream/nova/libs/export"
+	"github.com/nova-stream/nova/libs/objectstore/mem"
 	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/cache/v1"
@@ -24,7 +27,24 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// What compresses is shared and made at its first use, which must not be in the
+	// bubble of one test.
+	_, _, err := chunk.Encode(nil, chunk.Input{StreamID: stream.NewID(), Batches: []chunk.InputBatch{
+		{Records: []stream.Record{{Body: make([]byte, 10_000)}}},
+	}})
+	if err == nil {
+		w := export.NewWriter(mem.New(), &indexpb.ExportManifest{ExportId: stream.NewAttemptID().String()})
+		err = w.Add(context.Background(), &indexpb.ExportRecord{Row: &indexpb.ExportRecord_Chain{Chain: &indexpb.Chain{}}})
+		if err == nil {
+			_, err = w.Finish(context.Background(), time.Now())
+		}
+	}
+	if err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // world is an index, a cache and the sequencers, as far as a reaper meets them.
 // Calls that a test does not expect panic.
