@@ -29,6 +29,12 @@ var clientMutants = []mutant{
 		pkg: "libs/client", test: "TestRunsFollowEachOther",
 	},
 	{
+		rule: "what does not decode is asked for as records", invariant: "I10", file: "libs/client/read.go",
+		old: "req.Chunks = false\n",
+		new: "",
+		pkg: "libs/client", test: "TestChunksThatDoNotDecodeAreAskedForAsRecords",
+	},
+	{
 		rule: "a subscription keeps to the stream that it found", invariant: "I2", file: "libs/client/subscribe.go",
 		old: "s.req.StreamId = msg.GetStreamId()",
 		new: "",

@@ -17,9 +17,27 @@ var readerMutants = []mutant{
 		pkg: "services/reader", test: "TestSlotsContinueWhatIsSettled",
 	},
 	{
+		rule: "whole chunks continue what was taken before", invariant: "I10", file: "services/reader/page.go",
+		old: "if c.taken && h.HashBefore != c.after {",
+		new: "if c.taken && h.HashBefore == 0 && c.after != 0 {",
+		pkg: "services/reader", test: "TestSlotsContinueWhatIsSettled",
+	},
+	{
+		rule: "a chunk is passed on whole only from its first record on", invariant: "I2", file: "services/reader/page.go",
+		old: "case h.BaseSeq != c.next, c.from != nil,",
+		new: "case",
+		pkg: "services/reader", test: "TestChunksArePassedOnWhole",
+	},
+	{
+		rule: "a chunk is verified before it is passed on whole", invariant: "I10", file: "services/reader/chunks.go",
+		old: "d.header, d.payload, err = chunk.Split(b)",
+		new: "var n int\n\t\td.header, n, err = chunk.ParseHeader(b)\n\t\td.payload = b[n:]",
+		pkg: "services/reader", test: "TestDamageOfSettledRecordsIsDataLoss",
+	},
+	{
 		rule: "a frame is what ref and index say", invariant: "I10", file: "services/reader/chunks.go",
-		old: "if err := p.told(&h); err != nil {",
-		new: "if err := p.told(&h); err != nil && p.slot {",
+		old: "if err := p.told(h); err != nil {",
+		new: "if err := p.told(h); err != nil && p.slot {",
 		pkg: "services/reader", test: "TestRefsThatLieAreDamage",
 	},
 	{
