@@ -29,9 +29,9 @@ func TestRunsKeepWhatIsUnderWay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var lines []string
 		var text bytes.Buffer
-		for range rapid.IntRange(1, 6).Draw(t, "blocks") {
+		for range rapid.IntRange(1, 4).Draw(t, "blocks") {
 			size := rapid.SampledFrom([]int{0, 1, 7, 50, 300, 5000, runBytes - 1, runBytes, runBytes + 1, 300 << 10}).Draw(t, "size")
-			for range rapid.IntRange(1, min(2500, 1+(1<<20)/(size+1))).Draw(t, "lines") {
+			for range rapid.IntRange(1, min(2500, 1+(1<<18)/(size+1))).Draw(t, "lines") {
 				l := strings.Repeat(string(rune('a'+len(lines)%26)), size)
 				lines = append(lines, l)
 				text.WriteString(l + "\n")
