@@ -50,9 +50,13 @@ func settleRate(tb testing.TB, store objectstore.Store, records []*novapb.Append
 	b.settle()
 	b.take()
 	b.settles.objects.take()
+	bodies := 0
+	for _, r := range records {
+		bodies += sessions * batches * len(r.GetBody())
+	}
 	raw := &copier{tb: tb, store: store, body: random(64 << 20)}
 	var rate, cpu against
-	var size samples
+	var size, settled samples
 	m := machine{tb: tb}
 	for range rounds {
 		var wg sync.WaitGroup
@@ -66,7 +70,9 @@ func settleRate(tb testing.TB, store objectstore.Store, records []*novapb.Append
 		m.watch(0)
 		begun, idle := time.Now(), m.ours()
 		b.settle()
-		rate.nova.add(bytes / time.Since(begun).Seconds())
+		took := time.Since(begun).Seconds()
+		rate.nova.add(bytes / took)
+		settled.add(float64(bodies) / took)
 		cpu.nova.add((m.ours() - idle).Seconds() / bytes)
 		objects := b.settles.objects.take()["settled"]
 		for _, o := range objects {
@@ -90,7 +96,7 @@ func settleRate(tb testing.TB, store objectstore.Store, records []*novapb.Append
 		"x-raw": rate.ratio(), "x-raw-best": rate.nova.quantile(1) / rate.raw.quantile(1),
 		"nova-MiB/s": rate.nova.median() / (1 << 20), "raw-MiB/s": rate.raw.median() / (1 << 20),
 		"cpu-s/GiB": cpu.nova.median() * (1 << 30), "raw-cpu-s/GiB": cpu.raw.median() * (1 << 30),
-		"object-KiB": size.median() / 1024, "others-%": m.othersShare(),
+		"bodies-MiB/s": settled.median() / (1 << 20), "object-KiB": size.median() / 1024, "others-%": m.othersShare(),
 	}
 }
 
