@@ -370,12 +370,13 @@ func (a *accounts) objects() {
 		len(rows), total, a.live, a.bodies, dead, slack, runs, frames, allowed, losses[:min(3, len(losses))])
 	done, written, rewritten, compacted := a.settledBytes()
 	a.note("%d bytes of entries were settled, %d written for them, of these %d of runs that were rewritten and %d of what was compacted", done, written, rewritten, compacted)
-	if !testing.Short() && total > 2*a.live+slack {
+	large := len(a.slots) > 500 // else little is dead
+	if large && total > 2*a.live+slack {
 		a.t.Errorf("%d bytes of objects hold %d live ones", total, a.live)
 	}
 	// What was copied is less than what went by it, so less than all else that was
 	// written.
-	if !testing.Short() && compacted == 0 || 2*compacted > written {
+	if large && compacted == 0 || 2*compacted > written {
 		a.t.Errorf("of %d bytes that were written %d are copies of what was live", written, compacted)
 	}
 	if total != a.live+dead+slack {

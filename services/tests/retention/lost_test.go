@@ -33,6 +33,7 @@ type lossy struct {
 	*day
 
 	r     *rand.Rand
+	pace  pace
 	parts latch // held while processes end and are started
 
 	mu    sync.Mutex
@@ -48,7 +49,9 @@ const lateAfterLoss = 4 * exports
 
 // newLossy makes one with streams of every kind of limits.
 func newLossy(t testing.TB, seed uint64, names int) *lossy {
-	l := &lossy{day: &day{world: newWorld(t, busy)}, r: rand.New(rand.NewPCG(seed, 7)), parts: make(latch, 1)}
+	r, p := rand.New(rand.NewPCG(seed, 7)), busy
+	p.exportRate = 1 + r.IntN(5) // so that rows change while they are exported
+	l := &lossy{day: &day{world: newWorld(t, p)}, r: r, pace: p, parts: make(latch, 1)}
 	l.connect()
 	l.ready()
 	for i := range bucketCount {
@@ -189,7 +192,7 @@ func (l *lossy) lose(r *rand.Rand) {
 	rows := newLedger(metamem.New())
 	report := l.restore(r, rows)
 	if report == nil {
-		l.startAll(busy) // so that all can be ended
+		l.startAll(l.pace) // so that all can be ended
 		return
 	}
 	if report.Damage != report.Skipped {
@@ -197,7 +200,7 @@ func (l *lossy) lose(r *rand.Rand) {
 	}
 	l.rows, l.others = rows, len(rows.all("bucket"))-bucketCount
 	l.compare(report)
-	l.startAll(busy)
+	l.startAll(l.pace)
 	l.ready()
 	for _, s := range l.found {
 		l.learn(s)

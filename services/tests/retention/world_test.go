@@ -51,6 +51,7 @@ type pace struct {
 	interval, probe      time.Duration // settlers
 	reaper               time.Duration
 	settleAge, readGrace time.Duration
+	exportRate           int // rows per second that an export reads; 0: the default
 }
 
 var (
@@ -159,7 +160,7 @@ func (w *world) startAll(p pace) {
 		if err != nil {
 			return nil, err
 		}
-		return index.NewExporting(s, index.ExportConfig{Interval: exports}, w.objects)
+		return index.NewExporting(s, index.ExportConfig{Interval: exports, Rate: p.exportRate}, w.objects)
 	})
 	w.start("cache-0", discovery.Cache, func(string, string, *mortal, discovery.Registry) (node.Part, error) {
 		return cache.New(cache.Config{Bytes: 32 << 20}, cache.Deps{Objects: w.objects, Log: w.log})
