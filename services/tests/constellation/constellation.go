@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Constellation is a running one.
@@ -146,8 +147,34 @@ func (c *Constellation) Restart(ctx context.Context, name string) error {
 	return c.run(ctx, "up", "--dir", c.dir, "--restart", name)
 }
 
-// Kill is SIGKILL: nothing in the process learns of it.
-func (c *Constellation) Kill(name string) error { return c.signal(name, syscall.SIGKILL) }
+// Kill is SIGKILL: nothing in the process learns of it. The process is gone when
+// it returns, so that it can be started again.
+func (c *Constellation) Kill(name string) error {
+	pid, err := c.pid(name)
+	if err == nil {
+		err = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if err != nil {
+		return err
+	}
+	const patience = time.Minute
+	for began := time.Now(); syscall.Kill(pid, 0) == nil && !zombie(pid); time.Sleep(time.Millisecond) {
+		if time.Since(began) > patience {
+			return fmt.Errorf("%s, process %d, does not end", name, pid)
+		}
+	}
+	return nil
+}
+
+// zombie reports whether a process has ended and its parent has not asked yet.
+func zombie(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil { // gone by now, or not Linux
+		out, err := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
+		return err != nil || strings.HasPrefix(string(out), "Z")
+	}
+	return strings.HasPrefix(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " Z")
+}
 
 // Freeze lets a process hang: it keeps its connections and answers nothing,
 // until Thaw.
@@ -157,15 +184,23 @@ func (c *Constellation) Freeze(name string) error { return c.signal(name, syscal
 func (c *Constellation) Thaw(name string) error { return c.signal(name, syscall.SIGCONT) }
 
 func (c *Constellation) signal(name string, sig syscall.Signal) error {
-	text, err := os.ReadFile(filepath.Join(c.dir, "run", "pids", name+".pid"))
+	pid, err := c.pid(name)
 	if err != nil {
 		return err
 	}
+	return syscall.Kill(pid, sig)
+}
+
+func (c *Constellation) pid(name string) (int, error) {
+	text, err := os.ReadFile(filepath.Join(c.dir, "run", "pids", name+".pid"))
+	if err != nil {
+		return 0, err
+	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
-		return fmt.Errorf("pid of %s: %w", name, err)
+		return 0, fmt.Errorf("pid of %s: %w", name, err)
 	}
-	return syscall.Kill(pid, sig)
+	return pid, nil
 }
 
 // All are the names of all processes.

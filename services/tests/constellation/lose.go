@@ -23,7 +23,7 @@ func (c *Constellation) LoseMetastore(ctx context.Context) (string, error) {
 	names = append(names, "oxia")
 	for _, name := range names {
 		// One that ended by itself is not there.
-		if err := c.Kill(name); err != nil && !errors.Is(err, syscall.ESRCH) {
+		if err := c.signal(name, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return "", fmt.Errorf("kill %s: %w", name, err)
 		}
 	}

@@ -1,10 +1,8 @@
 package constellation
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -124,16 +122,6 @@ func gone(t *testing.T, pid int) {
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-}
-
-// zombie reports whether a process has ended and its parent has not asked yet.
-func zombie(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil { // gone by now, or not Linux
-		out, err := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
-		return err != nil || strings.HasPrefix(string(out), "Z")
-	}
-	return strings.HasPrefix(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " Z")
 }
 
 func TestUpRestartDown(t *testing.T) {

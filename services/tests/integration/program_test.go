@@ -17,8 +17,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// readyLimit is how long a killed node may take to serve again.
-const readyLimit = 30 * time.Second
+// readyLimit is how long a node may take to serve, or to serve again after a kill.
+const readyLimit = time.Minute
 
 // binaries is the folder of the built programs, removed by TestMain.
 var binaries = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "nova-bin") })

@@ -184,7 +184,7 @@ func stopNode(t *testing.T, n *novad.Node) {
 
 func awaitReady(t *testing.T, n *novad.Node) {
 	t.Helper()
-	eventually(t, 20*time.Second, n.Ready)
+	eventually(t, readyLimit, n.Ready)
 }
 
 // eventually repeats check until it returns nil.
