@@ -162,58 +162,63 @@ func TestNameIsResolvedForItsPurpose(t *testing.T) {
 // Many callers that miss a name ask the index once, and the first one's end
 // does not fail the others.
 func TestNameIsResolvedOnceForMany(t *testing.T) {
-	id := stream.NewID()
-	begun, hold := make(chan struct{}), make(chan struct{})
-	a := &answers{resolve: func(n int, _ *indexpb.ResolveStreamRequest) (string, error) {
-		if n == 1 {
-			close(begun)
-		}
-		<-hold
-		return id.String(), nil
-	}}
-	names := newNames(t, a)
-	var wg sync.WaitGroup
-	first, leave := context.WithCancel(t.Context())
-	wg.Go(func() { _, _ = names.Resolve(first, "bucket", "s", "", ForAppend) })
-	<-begun
-	for range 30 {
-		wg.Go(func() {
-			if got, err := names.Resolve(t.Context(), "bucket", "s", "", ForAppend); err != nil || got.ID != id {
-				t.Errorf("%v, %v", got, err)
+	synctest.Test(t, func(t *testing.T) {
+		id := stream.NewID()
+		begun, hold := make(chan struct{}), make(chan struct{})
+		a := &answers{resolve: func(n int, _ *indexpb.ResolveStreamRequest) (string, error) {
+			if n == 1 {
+				close(begun)
 			}
-		})
-	}
-	leave()
-	time.AfterFunc(20*time.Millisecond, func() { close(hold) })
-	wg.Wait()
-	if a.calls() != 1 {
-		t.Errorf("the index was asked %d times", a.calls())
-	}
+			<-hold
+			return id.String(), nil
+		}}
+		names := newNames(t, a)
+		var wg sync.WaitGroup
+		first, leave := context.WithCancel(t.Context())
+		wg.Go(func() { _, _ = names.Resolve(first, "bucket", "s", "", ForAppend) })
+		<-begun
+		for range 30 {
+			wg.Go(func() {
+				if got, err := names.Resolve(t.Context(), "bucket", "s", "", ForAppend); err != nil || got.ID != id {
+					t.Errorf("%v, %v", got, err)
+				}
+			})
+		}
+		leave()
+		synctest.Wait()
+		close(hold)
+		wg.Wait()
+		if a.calls() != 1 {
+			t.Errorf("the index was asked %d times", a.calls())
+		}
+	})
 }
 
 // Who waits for a name waits as long as its own context, whoever asked; and what
 // is asked ends with the names.
 func TestWaitingForANameEndsWithItsContext(t *testing.T) {
-	hold := make(chan struct{})
-	defer close(hold)
-	var asked atomic.Int64
-	a := &answers{resolve: func(int, *indexpb.ResolveStreamRequest) (string, error) {
-		asked.Add(1)
-		<-hold
-		return "", reason.New(codes.Unavailable, "", "down")
-	}}
-	names := newNames(t, a)
-	for range 3 { // the one who asks, and those who wait
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-		_, err := names.Resolve(ctx, "bucket", "s", "", ForAppend)
-		cancel()
-		if reason.Code(err) != codes.DeadlineExceeded {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		defer close(hold)
+		var asked atomic.Int64
+		a := &answers{resolve: func(int, *indexpb.ResolveStreamRequest) (string, error) {
+			asked.Add(1)
+			<-hold
+			return "", reason.New(codes.Unavailable, "", "down")
+		}}
+		names := newNames(t, a)
+		for range 3 { // the one who asks, and those who wait
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			_, err := names.Resolve(ctx, "bucket", "s", "", ForAppend)
+			cancel()
+			if reason.Code(err) != codes.DeadlineExceeded {
+				t.Fatal(err)
+			}
 		}
-	}
-	if n := asked.Load(); n != 1 {
-		t.Errorf("the index was asked %d times", n)
-	}
+		if n := asked.Load(); n != 1 {
+			t.Errorf("the index was asked %d times", n)
+		}
+	})
 }
 
 func TestNameThatIsNotFoundIsNotRemembered(t *testing.T) {

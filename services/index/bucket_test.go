@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -358,30 +359,33 @@ func TestBucketDeleteRecognisesItsOwnWrites(t *testing.T) {
 
 // Creations at one time share a change of the bucket's row.
 func TestCreationsShareTheProofOfTheirBucket(t *testing.T) {
-	w := newWorld(t)
-	b := w.bucket("bucket")
-	s, f := w.process()
-	hold := make(chan struct{})
-	f.Script(fault.Rule{Op: fault.Put, Prefix: "bucket/", Nth: 1, Hook: func(context.Context, fault.Op, string) error { <-hold; return nil }})
-	var wg sync.WaitGroup
-	errs := make([]error, 50)
-	for i := range errs {
-		wg.Go(func() { errs[i] = s.proveActive(t.Context(), "bucket", b.GetBucketId()) })
-	}
-	time.AfterFunc(20*time.Millisecond, func() { close(hold) })
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	if n := f.Counts()[fault.Put].Calls; n > 25 {
-		t.Errorf("50 creations changed the bucket's row %d times", n)
-	}
-	if err := s.proveActive(t.Context(), "bucket", "another"); !reason.Is(err, reason.BucketNotFound) {
-		t.Errorf("a bucket made again passes as the old one: %v", err)
-	}
-	if len(s.touches) != 0 {
-		t.Errorf("%d shared changes are remembered for ever (I8)", len(s.touches))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		b := w.bucket("bucket")
+		s, f := w.process()
+		hold := make(chan struct{})
+		f.Script(fault.Rule{Op: fault.Put, Prefix: "bucket/", Nth: 1, Hook: func(context.Context, fault.Op, string) error { <-hold; return nil }})
+		var wg sync.WaitGroup
+		errs := make([]error, 50)
+		for i := range errs {
+			wg.Go(func() { errs[i] = s.proveActive(t.Context(), "bucket", b.GetBucketId()) })
+		}
+		synctest.Wait() // the first changes the row, the others wait for it or share the next
+		close(hold)
+		wg.Wait()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		if n := f.Counts()[fault.Put].Calls; n > 25 {
+			t.Errorf("50 creations changed the bucket's row %d times", n)
+		}
+		if err := s.proveActive(t.Context(), "bucket", "another"); !reason.Is(err, reason.BucketNotFound) {
+			t.Errorf("a bucket made again passes as the old one: %v", err)
+		}
+		if len(s.touches) != 0 {
+			t.Errorf("%d shared changes are remembered for ever (I8)", len(s.touches))
+		}
+	})
 }
 
 // Pages list every name once, in the order of its bytes.
