@@ -133,7 +133,7 @@ func TestPermanentRefusalEndsTheChain(t *testing.T) {
 	w := newWorld(t)
 	p := w.process()
 	p.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Prefix: chain.SlotKey(w.chain, 1), Nth: 1, Do: fault.Permanent})
-	a := w.appender(p, chain.AppenderConfig{})
+	a := w.appender(p, chain.AppenderConfig{HedgeAfter: -1})
 	wantOutcomes(t, w.fly(a, 0, 3), nil, chain.ErrCut, chain.ErrCut)
 	if err := a.Lane(t.Context()); !errors.Is(err, chain.ErrStopped) {
 		t.Errorf("a lane after the end: %v", err)
