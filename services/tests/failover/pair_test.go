@@ -3,11 +3,13 @@ package failover
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -174,6 +176,11 @@ func (m *member) start(ctx context.Context) error {
 	cfg.Sequencer.SettledEvery, cfg.Reader.Young = 100*time.Millisecond, 10*time.Second
 	cfg.Sequencer.TailWindowBytes, cfg.Cache.Bytes = 64<<10, 1<<20 // so that readers go to the store
 	node, err := novad.Start(context.WithoutCancel(ctx), cfg)
+	// Somebody's outgoing connection may have got its port meanwhile.
+	for began := time.Now(); errors.Is(err, syscall.EADDRINUSE) && time.Since(began) < time.Minute; {
+		time.Sleep(20 * time.Millisecond)
+		node, err = novad.Start(context.WithoutCancel(ctx), cfg)
+	}
 	if err != nil {
 		return fmt.Errorf("start %s: %w", m.id, err)
 	}

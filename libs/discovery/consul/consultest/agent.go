@@ -74,9 +74,15 @@ func (a *Agent) choosePorts() error {
 // Start starts a stopped agent, empty, at the same address.
 func (a *Agent) Start() {
 	a.t.Helper()
-	if err := a.start(); err != nil {
-		a.t.Fatalf("consultest: %v", err)
+	var err error
+	for range starts {
+		if err = a.start(); err == nil {
+			return
+		}
+		a.t.Logf("consultest: %v", err)
+		time.Sleep(200 * time.Millisecond) // whoever has the port may leave it
 	}
+	a.t.Fatalf("consultest: %v", err)
 }
 
 func (a *Agent) start() error {
