@@ -75,6 +75,7 @@ const (
 	KeyCut              = "cut"
 	KeyExpectedEntry    = "expected_entry"
 	KeyFeature          = "feature"
+	KeyNextSeq          = "next_seq"
 )
 
 // Outcome says what became of a failed append.

@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/nova-stream/nova/libs/rpc/wire"
 )
 
 // sharing hands messages over without copying what they hold: the receiver's
@@ -23,6 +25,8 @@ func (s *sharing) Clone(in any) (any, error) { return in, nil }
 
 // Copy gives out the fields of in.
 func (s *sharing) Copy(out, in any) error {
+	in, taken := wire.Unwrap(in)
+	defer taken()
 	dst, ok := out.(proto.Message)
 	src, also := in.(proto.Message)
 	if !ok || !also {

@@ -17,5 +17,7 @@
 // Streams in process are bounded: each direction holds one message in its
 // buffer and one in the blocked sender's hand, so a slow reader stops its
 // sender, as HTTP/2 flow control does over a network (which lets 64 KiB and
-// more pass first). Sizes of messages are not limited in process.
+// more pass first). Sizes of messages are not limited in process. What handlers
+// send with room of a budget is counted in both shapes until its receiver, or the
+// network's transport, has taken it: package wire.
 package rpc

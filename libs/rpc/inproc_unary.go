@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/nova-stream/nova/libs/rpc/wire"
 )
 
 // unaryMethod is a method and whose it is.
@@ -42,6 +44,7 @@ type unaryAnswer struct {
 // deadline and end and none of its values.
 func (s *InprocServer) unary(ctx context.Context, c *inprocCall, m unaryMethod, method string, req, reply any) error {
 	answers := make(chan unaryAnswer, 1)
+	replying := &wire.Replying{}
 	s.workers.run(func() {
 		var a unaryAnswer
 		// A handler that ends its goroutine, as the tests' Fatal does, answers too.
@@ -54,15 +57,19 @@ func (s *InprocServer) unary(ctx context.Context, c *inprocCall, m unaryMethod, 
 		defer s.leave(c)
 		handlerCtx, cancel := serverContext(ctx, method)
 		defer cancel()
+		handlerCtx = replying.In(handlerCtx)
 		a.message, a.err = m.handle(m.impl, handlerCtx, func(out any) error { return s.sharing.Copy(out, req) }, s.chain)
 	})
 	select {
 	case a := <-answers:
 		if a.err != nil {
+			replying.Free()
 			return a.err
 		}
+		replying.Delivered(ctx)
 		return s.sharing.Copy(reply, a.message)
 	case <-ctx.Done():
+		replying.Free()
 		return status.FromContextError(ctx.Err()).Err()
 	}
 }

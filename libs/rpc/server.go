@@ -82,7 +82,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	}
 	opts := append(wire.ServerOptions(),
 		grpc.ForceServerCodecV2(readable{wire.Codec()}),
-		grpc.UnaryInterceptor(chain.unary),
+		grpc.UnaryInterceptor(chainUnary([]grpc.UnaryServerInterceptor{wire.UnaryServer, chain.unary})),
 		grpc.StreamInterceptor(chain.stream),
 		grpc.MaxRecvMsgSize(cfg.MaxRecv),
 		grpc.MaxConcurrentStreams(cfg.MaxStreams),
@@ -95,7 +95,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if cfg.TLS != nil {
 		opts = append(opts, grpc.Creds(credentials.NewTLS(cfg.TLS)))
 	}
-	s := &Server{log: cfg.Log, lis: lis, grpc: grpc.NewServer(opts...), health: health.NewServer()}
+	s := &Server{log: cfg.Log, lis: wire.Track(lis), grpc: grpc.NewServer(opts...), health: health.NewServer()}
 	s.SetReady(false)
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)

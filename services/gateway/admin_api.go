@@ -146,7 +146,7 @@ func (s *Service) verifyAll(ctx context.Context, req *novapb.VerifyRequest, srv 
 	if !req.GetAll() {
 		return nil
 	}
-	up, err := s.verify.VerifyObjects(ctx, &readerpb.VerifyObjectsRequest{Repair: req.GetRepair()})
+	up, err := s.readers.VerifyObjects(ctx, &readerpb.VerifyObjectsRequest{Repair: req.GetRepair()})
 	if err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (s *Service) verifyOne(ctx context.Context, bucket, name string, repair boo
 }
 
 func (s *Service) verifyStream(ctx context.Context, bucket, name string, srv novapb.AdminService_VerifyServer) error {
-	up, err := s.verify.VerifyStream(ctx, &readerpb.VerifyStreamRequest{Bucket: bucket, Stream: name})
+	up, err := s.readers.VerifyStream(ctx, &readerpb.VerifyStreamRequest{Bucket: bucket, Stream: name})
 	if err != nil {
 		return err
 	}

@@ -2,9 +2,11 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/discovery"
@@ -22,6 +24,21 @@ type Config struct {
 	Patience time.Duration
 	// Shards is the number of shards of a constellation that is new, default 256.
 	Shards uint32
+	// DeliveryBytes limits the records that are fetched for callers, or sent and
+	// not taken yet, default 256 MiB. Half of it is there for the smallest messages
+	// of subscriptions, 32 KiB for each: so at most 4096 are open by default.
+	DeliveryBytes int64
+}
+
+// MinDeliveryBytes is the least of DeliveryBytes.
+const MinDeliveryBytes = 32 << 20
+
+// Check validates what people set.
+func (c *Config) Check() error {
+	if c.DeliveryBytes < MinDeliveryBytes {
+		return fmt.Errorf("--delivery-mib must be at least %d", MinDeliveryBytes>>20)
+	}
+	return nil
 }
 
 // Router reaches the sequencer that leads a shard.
@@ -58,4 +75,5 @@ type Deps struct {
 	Nodes    Nodes
 	Conns    Connections
 	Log      *slog.Logger
+	Meter    metric.Meter
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/rpc/wire"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -52,7 +53,12 @@ func Handler(conn grpc.ClientConnInterface) http.Handler {
 					r.SetPathValue(name, v)
 				}
 			}
-			answer, err := h(w, r)
+			// The answer is counted until the client has it. A client that does not
+			// take it, while others want its room, loses its connection.
+			ctx, kept := wire.Keep(r.Context())
+			defer kept.Free()
+			answer, err := h(w, r.WithContext(ctx))
+			kept.Sending(func() { _ = http.NewResponseController(w).SetWriteDeadline(time.Now()) })
 			if err != nil {
 				writeError(w, err)
 				return

@@ -2,24 +2,22 @@ package gateway
 
 import (
 	"context"
-	"errors"
-	"io"
 
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
-// Read returns one page.
+// Read returns one page. While it waits for records it holds none of them.
 func (s *Service) Read(ctx context.Context, req *novapb.ReadRequest) (*novapb.ReadResponse, error) {
 	caller := ctx
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	if req.GetWaitMs() == 0 {
-		return s.read.Read(ctx, req)
+		return s.page(ctx, req)
 	}
 	// A stop does not wait for what may never come.
 	ctx, forget := s.whileRunning(ctx)
 	defer forget()
-	res, err := s.read.Read(ctx, req)
+	res, err := s.waited(ctx, req)
 	return res, s.ended(caller, err)
 }
 
@@ -35,27 +33,4 @@ func (s *Service) PlanRead(ctx context.Context, req *novapb.PlanReadRequest) (*n
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	return s.read.PlanRead(ctx, req)
-}
-
-// Subscribe follows a stream; one message at a time is under way, so a slow
-// client slows only itself.
-func (s *Service) Subscribe(req *novapb.SubscribeRequest, srv novapb.ReadService_SubscribeServer) error {
-	ctx, cancel := s.whileRunning(srv.Context())
-	defer cancel()
-	up, err := s.read.Subscribe(ctx, req)
-	if err != nil {
-		return s.ended(srv.Context(), err)
-	}
-	for {
-		msg, err := up.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return s.ended(srv.Context(), err)
-		}
-		if err := srv.Send(msg); err != nil {
-			return err
-		}
-	}
 }

@@ -105,7 +105,7 @@ func TestVerifyRepairsAStream(t *testing.T) {
 				names := catalog.NewNames(catalog.New(v))
 				defer names.Close()
 				s := &Service{
-					cfg: Config{Patience: time.Minute}, index: v, verify: v, names: names, registry: v, conns: v,
+					cfg: Config{Patience: time.Minute}, index: v, readers: v, names: names, registry: v, conns: v,
 					log: slog.New(slog.DiscardHandler), running: t.Context(),
 				}
 				call := &verifyCall{ctx: t.Context()}

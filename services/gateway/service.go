@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/catalog"
+	"github.com/nova-stream/nova/libs/rpc/wire"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/reader/v1"
@@ -31,11 +32,12 @@ type Service struct {
 	router   Router
 	leaders  novapb.AppendServiceClient
 	read     novapb.ReadServiceClient
-	verify   readerpb.ReaderServiceClient
+	readers  readerpb.ReaderServiceClient
 	registry Registry
 	nodes    Nodes
 	conns    Connections
 	log      *slog.Logger
+	delivery *wire.Budget
 
 	running context.Context // ends when a stop begins: see stop.go
 	stop    context.CancelFunc
@@ -54,13 +56,19 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if cfg.Shards == 0 {
 		cfg.Shards = 256
 	}
+	if cfg.DeliveryBytes == 0 {
+		cfg.DeliveryBytes = 256 << 20
+	}
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Service{
 		cfg: cfg, index: deps.Index, names: catalog.NewNames(catalog.New(deps.Index)), router: deps.Router,
-		read: novapb.NewReadServiceClient(deps.Readers), verify: readerpb.NewReaderServiceClient(deps.Readers),
+		read: novapb.NewReadServiceClient(deps.Readers), readers: readerpb.NewReaderServiceClient(deps.Readers),
 		registry: deps.Registry, nodes: deps.Nodes, conns: deps.Conns, log: deps.Log,
+	}
+	if err := s.measure(deps.Meter); err != nil {
+		return nil, err
 	}
 	s.leaders = novapb.NewAppendServiceClient(deps.Router.Leaders(s.names))
 	s.running, s.stop = context.WithCancel(context.Background())

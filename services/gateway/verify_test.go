@@ -121,7 +121,7 @@ func TestVerifyCoversWhatIsAskedFor(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v := &verifiers{streams: map[string][]string{"a": {"x", "y"}, "b": {"z"}}, fail: c.fail}
-			s := &Service{cfg: Config{Patience: time.Minute}, index: v, verify: v, log: slog.New(slog.DiscardHandler), running: t.Context()}
+			s := &Service{cfg: Config{Patience: time.Minute}, index: v, readers: v, log: slog.New(slog.DiscardHandler), running: t.Context()}
 			call := &verifyCall{ctx: t.Context()}
 			err := s.Verify(c.req, call)
 			if reason.Code(err) != c.code || !slices.Equal(v.asked, c.asked) {

@@ -70,6 +70,7 @@ func (c *Config) Flags(f *config.Flags) {
 	chainWriterFlags(f, &c.ChainWriter)
 	settlerFlags(f, &c.Settler)
 	f.MiB(&c.Cache.Bytes, "cache-mib", 256, "MiB of objects kept in memory for readers")
+	f.MiB(&c.Gateway.DeliveryBytes, "delivery-mib", 256, "MiB of records that are fetched for callers, or sent to them and not taken yet; a subscription counts for at least 32 KiB")
 	exportFlags(f, &c.Export)
 }
 
@@ -127,7 +128,7 @@ func (c *Config) Check() error {
 	case c.Consul != "" && c.AdvertiseHost == "":
 		return errors.New("--consul needs --advertise-host: where the other nodes reach this one")
 	}
-	if err := c.checkBudgets(); err != nil {
+	if err := errors.Join(c.checkBudgets(), c.Gateway.Check()); err != nil {
 		return err
 	}
 	if err := c.Export.Check(); err != nil {
@@ -201,6 +202,9 @@ func (c *Config) withDefaults() {
 	}
 	if c.AdvertiseHost == "" {
 		c.AdvertiseHost = "127.0.0.1"
+	}
+	if c.Reader.DeliveryBytes == 0 {
+		c.Reader.DeliveryBytes = c.Gateway.DeliveryBytes
 	}
 	// One number for all who may be the first to open the constellation.
 	if c.Gateway.Shards == 0 {

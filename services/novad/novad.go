@@ -138,7 +138,7 @@ func (n *Node) endpoint(s discovery.Service) (rpc.Endpoint, error) {
 func (n *Node) openGateway() (err error) {
 	part, err := gateway.New(n.cfg.Gateway, gateway.Deps{
 		Index: n.process.Index, Router: n.process.Router, Readers: n.process.Pool.Service(discovery.Reader),
-		Registry: n.process.Registry, Nodes: n.process, Conns: n.process.Pool, Log: n.process.Log,
+		Registry: n.process.Registry, Nodes: n.process, Conns: n.process.Pool, Log: n.process.Log, Meter: n.process.ServiceMeter(discovery.Gateway),
 	})
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package reader
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -24,9 +25,12 @@ type Config struct {
 	// MemoryBytes limits what is being fetched and decoded for all calls, default
 	// 256 MiB. A call that waits for room longer than Patience is refused.
 	MemoryBytes int64
-	// MaxSubscriptions limits the open subscriptions, default 4096. Each holds at
-	// most a message and the chunk it comes from while its client takes it.
+	// MaxSubscriptions limits the open subscriptions, default 4096.
 	MaxSubscriptions int
+	// DeliveryBytes limits the messages of all subscriptions that are fetched, or
+	// sent and not taken yet, default 256 MiB. Half of it is there for the smallest
+	// messages: 32 KiB for each subscription.
+	DeliveryBytes int64
 	// HistoryBytes limits what is remembered of where settled records are: heads
 	// for about a second, pages of refs, indexes of runs. Default 64 MiB.
 	HistoryBytes int64
@@ -45,6 +49,9 @@ func (c Config) withDefaults() Config {
 	if c.MemoryBytes == 0 {
 		c.MemoryBytes = 256 << 20
 	}
+	if c.DeliveryBytes == 0 {
+		c.DeliveryBytes = 256 << 20
+	}
 	if c.MaxSubscriptions == 0 {
 		c.MaxSubscriptions = 4096
 	}
@@ -55,6 +62,17 @@ func (c Config) withDefaults() Config {
 		c.Young = time.Hour
 	}
 	return c
+}
+
+// MinDeliveryBytes is the least of DeliveryBytes.
+const MinDeliveryBytes = 32 << 20
+
+// Check validates what people set.
+func (c *Config) Check() error {
+	if c.DeliveryBytes < MinDeliveryBytes {
+		return fmt.Errorf("--delivery-mib must be at least %d", MinDeliveryBytes>>20)
+	}
+	return nil
 }
 
 // Router reaches the sequencer that leads a shard.

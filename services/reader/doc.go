@@ -15,5 +15,6 @@
 //     are asked again before anything is called lost.
 //   - What is fetched for a call is bounded by its decoded size, however well it
 //     is compressed; all calls share a budget, and subscriptions are counted (I8).
-//     A slow client holds one message.
+//     A message is sent when it is asked for, or when the last one was taken, and
+//     the bytes of all of them have a budget.
 package reader

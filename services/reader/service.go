@@ -17,6 +17,7 @@ import (
 	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/rpc/wire"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/cache/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/reader/v1"
@@ -43,6 +44,7 @@ type Service struct {
 	refused metric.Int64Counter
 
 	memory        *semaphore.Weighted // bytes being fetched and decoded
+	delivery      *wire.Budget        // bytes of messages of subscriptions
 	subscriptions atomic.Int64
 
 	retry   time.Duration   // pause before the leader is asked again
@@ -67,11 +69,12 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s.memory = semaphore.NewWeighted(s.cfg.MemoryBytes)
 	s.retry = retryDelay
 	s.running, s.stop = context.WithCancel(context.Background())
-	var err, err2, err3 error
+	var err, err2, err3, err4 error
+	s.delivery, err4 = wire.NewMeteredBudget(wire.BudgetConfig{Bytes: s.cfg.DeliveryBytes, Patience: s.cfg.Patience}, deps.Meter, "nova.reader")
 	s.records, err = deps.Meter.Int64Counter("nova.reader.read.records", metric.WithUnit("{record}"), metric.WithDescription("Records returned."))
 	s.bytes, err2 = deps.Meter.Int64Counter("nova.reader.read.bytes", metric.WithUnit("By"), metric.WithDescription("Bytes of headers and bodies returned."))
 	s.refused, err3 = deps.Meter.Int64Counter("nova.reader.refused", metric.WithUnit("{call}"), metric.WithDescription("Calls refused at a limit."))
-	if err := errors.Join(err, err2, err3); err != nil {
+	if err := errors.Join(err, err2, err3, err4); err != nil {
 		return nil, fmt.Errorf("reader: metrics: %w", err)
 	}
 	return s, nil

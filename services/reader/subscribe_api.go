@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/rpc/wire"
 	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -15,20 +16,43 @@ import (
 
 const defaultHeartbeat = 15 * time.Second
 
-// Subscribe catches up from the start position, then follows the tail. It
-// holds one message at a time: a slow client slows only itself.
+// Subscribe catches up from the start position, then follows the tail. It fetches
+// only what it has room for, and nothing more before that was taken: a slow client
+// slows only itself. One that takes nothing while room is short is ended.
 func (s *Service) Subscribe(req *novapb.SubscribeRequest, srv novapb.ReadService_SubscribeServer) error {
-	defer s.subscriptions.Add(-1)
-	if n := s.subscriptions.Add(1); n > int64(s.cfg.MaxSubscriptions) {
-		return s.over(srv.Context(), "subscriptions", fmt.Sprintf("%d subscriptions are open, the limit", s.cfg.MaxSubscriptions))
-	}
-	return s.whileRunning(srv.Context(), func(ctx context.Context) error { return s.subscribe(ctx, req, srv) })
+	return s.subscribed(srv.Context(), func(ctx context.Context, call *wire.Call) error {
+		out := &pushed{srv: srv, pace: wire.NewPace(call), call: call}
+		err := s.subscribe(ctx, req, call, out)
+		if call.Ended() {
+			return s.delivery.ErrStalled(out.next, out.id)
+		}
+		return err
+	})
 }
 
-func (s *Service) subscribe(ctx context.Context, req *novapb.SubscribeRequest, srv novapb.ReadService_SubscribeServer) error {
+// subscribed calls f with a subscription's part of the budget, unless there are
+// too many.
+func (s *Service) subscribed(ctx context.Context, f func(context.Context, *wire.Call) error) error {
+	defer s.subscriptions.Add(-1)
+	if n := s.subscriptions.Add(1); n > int64(s.cfg.MaxSubscriptions) {
+		return s.over(ctx, "subscriptions", fmt.Sprintf("%d subscriptions are open, the limit", s.cfg.MaxSubscriptions))
+	}
+	return s.whileRunning(ctx, func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		call, err := s.delivery.Open(ctx, wire.Cost(wire.LeastMessage), cancel)
+		if err != nil {
+			return err
+		}
+		defer call.Close()
+		return f(ctx, call)
+	})
+}
+
+func (s *Service) subscribe(ctx context.Context, req *novapb.SubscribeRequest, call *wire.Call, out outlet) error {
 	var end error
 	err := s.withStream(ctx, req, func(id stream.ID, key *sequencerpb.StreamKey) error {
-		sub := subscription{svc: s, srv: srv, id: id, key: key, heartbeat: defaultHeartbeat}
+		sub := subscription{svc: s, out: out, call: call, id: id, key: key, heartbeat: defaultHeartbeat}
 		if ms := req.GetHeartbeatMs(); ms > 0 {
 			sub.heartbeat = time.Duration(ms) * time.Millisecond
 		}
@@ -48,20 +72,65 @@ func (s *Service) subscribe(ctx context.Context, req *novapb.SubscribeRequest, s
 	return err
 }
 
+// outlet is where a subscription's messages go.
+type outlet interface {
+	// room returns room for the next message, once one may be sent. It gives back
+	// what drop does if that takes long.
+	room(ctx context.Context, atTail bool, drop func()) (*wire.Room, error)
+	// larger exchanges room for such as a message of at least need encoded bytes has.
+	larger(ctx context.Context, room *wire.Room, need int64) (*wire.Room, error)
+	send(msg *novapb.SubscribeResponse, room *wire.Room) error
+}
+
+// pushed is an outlet whose peer takes what comes.
+type pushed struct {
+	srv  wire.ServerStream
+	call *wire.Call
+	pace *wire.Pace
+	next uint64 // behind the last message
+	id   string // "": none was sent
+}
+
+func (o *pushed) room(ctx context.Context, atTail bool, drop func()) (*wire.Room, error) {
+	soon, cancel := context.WithTimeout(ctx, keepFetched)
+	defer cancel()
+	if o.pace.Wait(soon) != nil {
+		drop()
+		if err := o.pace.Wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return o.pace.Next(ctx, atTail)
+}
+
+func (o *pushed) larger(ctx context.Context, room *wire.Room, need int64) (*wire.Room, error) {
+	room.Free()
+	return o.call.Take(ctx, wire.Cost(need), wire.Cost(need))
+}
+
+func (o *pushed) send(msg *novapb.SubscribeResponse, room *wire.Room) error {
+	o.next, o.id = msg.GetNextSeq(), msg.GetStreamId()
+	return o.pace.Send(o.srv, msg, room)
+}
+
 type subscription struct {
 	cursor
 
 	svc       *Service
-	srv       novapb.ReadService_SubscribeServer
+	out       outlet
+	call      *wire.Call
 	id        stream.ID
 	key       *sequencerpb.StreamKey
 	heartbeat time.Duration
 	begun     bool // a message was sent
+
+	f    fetched
+	rest *wire.Room // for f, while it is kept for the next message; nil: it is not
 }
 
 // first is the fetch that resolves the start position.
 func (sub *subscription) first(req *novapb.SubscribeRequest) *sequencerpb.FetchRequest {
-	fetch := &sequencerpb.FetchRequest{Stream: sub.key, Clamp: req.GetClamp(), MaxBytes: messageBytes}
+	fetch := &sequencerpb.FetchRequest{Stream: sub.key, Clamp: req.GetClamp()}
 	switch at := req.GetStart().(type) {
 	case *novapb.SubscribeRequest_Seq:
 		fetch.Start = &sequencerpb.FetchRequest_Seq{Seq: at.Seq}
@@ -75,30 +144,74 @@ func (sub *subscription) first(req *novapb.SubscribeRequest) *sequencerpb.FetchR
 	return fetch
 }
 
-func (sub *subscription) run(ctx context.Context, fetch *sequencerpb.FetchRequest) error {
-	f, err := sub.fetch(ctx, fetch)
-	if err != nil {
-		return err
-	}
-	sub.next = f.start
-	var lostSince time.Time
+func (sub *subscription) run(ctx context.Context, first *sequencerpb.FetchRequest) error {
+	defer sub.drop()
+	atTail := true // until it is known
 	for {
-		if err == nil {
-			lostSince = time.Time{}
-			if err := sub.send(ctx, f); err != nil {
+		room, err := sub.out.room(ctx, atTail, sub.drop)
+		if err != nil {
+			return err
+		}
+		if sub.rest == nil {
+			if err := sub.fetch(ctx, first, int(room.Size()/wire.Cost(1))); err != nil {
+				room.Free()
 				return err
 			}
-			if sub.done || sub.exhausted() || f.state.GetSealed() && uint64(sub.next) == f.state.GetTail() {
-				return nil
+			if first != nil {
+				sub.next, first = sub.f.start, nil
 			}
-			f = fetched{} // it is not held while the next is awaited
 		}
-		f, err = sub.fetch(ctx, &sequencerpb.FetchRequest{
-			Stream: sub.key, Start: &sequencerpb.FetchRequest_Seq{Seq: uint64(sub.next)},
-			MaxBytes: messageBytes, WaitMs: uint32(sub.heartbeat / time.Millisecond),
-		})
-		if err == nil {
-			continue
+		if need := sub.due(sub.f.chunks); wire.Cost(need) > room.Size() {
+			if room, err = sub.out.larger(ctx, room, need); err != nil {
+				return err
+			}
+		}
+		full, err := sub.send(ctx, room)
+		if err != nil {
+			return err
+		}
+		tail := sub.f.state.GetTail()
+		atTail = uint64(sub.next) >= tail
+		if sub.done || !full && (sub.exhausted() || sub.f.state.GetSealed() && atTail) {
+			return nil
+		}
+		sub.keep(full)
+	}
+}
+
+// keep keeps what was fetched for the next message, if there is more in it and
+// room for it.
+func (sub *subscription) keep(more bool) {
+	sub.rest.Free()
+	sub.rest = nil
+	if more {
+		n := int64(sub.f.size())
+		sub.rest = sub.call.Try(n, n)
+	}
+	if sub.rest == nil {
+		sub.f = fetched{} // it is not held while the next is awaited
+	}
+}
+
+// drop gives up what is kept: it can be fetched again.
+func (sub *subscription) drop() { sub.keep(false) }
+
+// fetch gets what a message of size bytes needs. first resolves the start; nil: it
+// goes on, and waits at the tail. The memory is given back before the message is
+// sent: a client that does not take it must not hold up others.
+func (sub *subscription) fetch(ctx context.Context, first *sequencerpb.FetchRequest, size int) error {
+	var lostSince time.Time
+	for {
+		req := first
+		if req == nil {
+			req = &sequencerpb.FetchRequest{
+				Stream: sub.key, Start: &sequencerpb.FetchRequest_Seq{Seq: uint64(sub.next)}, WaitMs: uint32(sub.heartbeat / time.Millisecond),
+			}
+		}
+		req.MaxBytes = uint64(size)
+		err := sub.fetchOnce(ctx, req, size)
+		if err == nil || first != nil {
+			return err
 		}
 		if lostSince.IsZero() {
 			lostSince = time.Now()
@@ -115,38 +228,74 @@ func (sub *subscription) run(ctx context.Context, fetch *sequencerpb.FetchReques
 	}
 }
 
-// fetch gets what about one message needs. The memory is given back before the
-// message is sent: a client that does not take it must not hold up others.
-func (sub *subscription) fetch(ctx context.Context, req *sequencerpb.FetchRequest) (fetched, error) {
+func (sub *subscription) fetchOnce(ctx context.Context, req *sequencerpb.FetchRequest, size int) error {
 	memory := sub.svc.share(messageBytes)
 	defer memory.release()
-	f, err := sub.svc.fetch(ctx, sub.id, req, memory, sub.demand(messageBytes))
+	f, err := sub.svc.fetch(ctx, sub.id, req, memory, sub.demand(size))
 	if err == nil {
 		f.reach()
+		sub.f = f
 	}
-	return f, err
+	return err
 }
 
-// send sends what was fetched, in messages of bounded size, or a heartbeat.
-func (sub *subscription) send(ctx context.Context, f fetched) error {
-	for {
-		var p page
-		full, err := sub.fill(&p, f.chunks, messageBytes)
-		if err != nil {
-			return sub.svc.misfit(ctx, sub.id, err)
+// due returns the bytes of the next record that a message may have, 0 if there is
+// none.
+func (sub *subscription) due(chunks []decoded) int64 {
+	for i := range chunks {
+		for j := range chunks[i].records {
+			r := &chunks[i].records[j]
+			if r.Seq >= sub.next && (sub.from == nil || r.Timestamp >= *sub.from) {
+				return int64(r.Size()) + recordCost + int64(len(r.Headers))*headerCost + messageCost
+			}
 		}
-		sub.begun = true
-		err = sub.srv.Send(&novapb.SubscribeResponse{
-			Records: p.records, NextSeq: uint64(sub.next), Tail: f.state.GetTail(), StreamId: sub.id.String(),
-			HashBefore: uint64(p.before), HashAfter: uint64(p.after),
-		})
-		if err != nil {
-			return err
-		}
-		sub.svc.records.Add(ctx, int64(len(p.records)))
-		sub.svc.bytes.Add(ctx, int64(p.recordsSize))
-		if !full || sub.done {
-			return nil
+	}
+	return 0
+}
+
+// messageCost is what a message has besides its records, in bytes, at most.
+const messageCost = 128
+
+// send sends one message of what was fetched, or a heartbeat. It reports whether
+// there is more.
+func (sub *subscription) send(ctx context.Context, room *wire.Room) (more bool, err error) {
+	var p page
+	size := room.Size()/wire.Cost(1) - messageCost
+	more, err = sub.fill(&p, sub.f.chunks, int(size))
+	if err != nil {
+		room.Free()
+		return false, sub.svc.misfit(ctx, sub.id, err)
+	}
+	if sub.f.size() > 2*p.size {
+		p.own()
+	}
+	sub.begun = true
+	err = sub.out.send(&novapb.SubscribeResponse{
+		Records: p.records, NextSeq: uint64(sub.next), Tail: sub.f.state.GetTail(), StreamId: sub.id.String(),
+		HashBefore: uint64(p.before), HashAfter: uint64(p.after),
+	}, room)
+	if err != nil {
+		return false, err
+	}
+	sub.svc.records.Add(ctx, int64(len(p.records)))
+	sub.svc.bytes.Add(ctx, int64(p.recordsSize))
+	return more, nil
+}
+
+// own copies bodies and headers, so that a message that waits within the process
+// does not hold all of the chunk that it is a small part of.
+func (p *page) own() {
+	n := 0
+	for _, r := range p.records {
+		n += len(r.GetBody())
+	}
+	all := make([]byte, 0, n)
+	for _, r := range p.records {
+		at := len(all)
+		all = append(all, r.GetBody()...)
+		r.Body = all[at:len(all):len(all)]
+		for _, h := range r.GetHeaders() {
+			h.Value = append([]byte(nil), h.GetValue()...)
 		}
 	}
 }

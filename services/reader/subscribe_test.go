@@ -14,6 +14,7 @@ import (
 
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/reason"
+	"github.com/nova-stream/nova/libs/rpc/wire"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -32,9 +33,11 @@ type follower struct {
 
 func (f *follower) Context() context.Context { return f.ctx }
 
-func (f *follower) Send(m *novapb.SubscribeResponse) error {
+func (f *follower) SendMsg(m any) error {
+	msg, taken := wire.Unwrap(m)
 	select {
-	case f.got <- m:
+	case f.got <- msg.(*novapb.SubscribeResponse):
+		taken()
 		return nil
 	case <-f.ctx.Done():
 		return reason.New(reason.Code(f.ctx.Err()), "", "gone")

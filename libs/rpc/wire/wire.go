@@ -1,6 +1,9 @@
 // Package wire sets gRPC's connections up for messages from a few bytes to
 // megabytes: append batches and what readers get. Servers and clients use it
 // alike, and understand those that do not.
+//
+// It also bounds what waits to be written to peers: a [Budget] has room for it,
+// which a message carries until the transport has written it ([Send], [Reply]).
 package wire
 
 import (
@@ -102,6 +105,9 @@ func (pooled) Name() string { return proto.Name }
 
 // Marshal implements encoding.CodecV2.
 func (pooled) Marshal(v any) (mem.BufferSlice, error) {
+	if h, ok := v.(*held); ok {
+		return h.marshal()
+	}
 	m, ok := v.(protobuf.Message)
 	if !ok {
 		return nil, fmt.Errorf("marshal: a %T is no Protobuf message", v)

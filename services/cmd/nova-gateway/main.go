@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/nova-stream/nova/libs/config"
 	"github.com/nova-stream/nova/libs/discovery"
@@ -19,12 +20,13 @@ func main() {
 		Flags: func(f *config.Flags) {
 			s.Flags(f)
 			f.Uint32(&cfg.Shards, "shards", 256, "number of shards of a deployment that is new; later it never changes")
+			f.MiB(&cfg.DeliveryBytes, "delivery-mib", 256, "MiB of records that are fetched for callers, or sent to them and not taken yet; a subscription counts for at least 32 KiB")
 		},
-		Check: s.Check,
+		Check: func() error { return errors.Join(s.Check(), cfg.Check()) },
 		Run: func(ctx context.Context) error {
 			return s.Run(ctx, func(_ context.Context, p *node.Process, _ string) (node.Part, error) {
 				return gateway.New(cfg, gateway.Deps{
-					Index: p.Index, Router: p.Router, Readers: p.Pool.Service(discovery.Reader), Registry: p.Registry, Nodes: p, Conns: p.Pool, Log: p.Log,
+					Index: p.Index, Router: p.Router, Readers: p.Pool.Service(discovery.Reader), Registry: p.Registry, Nodes: p, Conns: p.Pool, Log: p.Log, Meter: p.ServiceMeter(discovery.Gateway),
 				})
 			})
 		},

@@ -207,11 +207,209 @@ func (x *VerifyObjectsResponse) GetProgress() *v1.VerifyResponse {
 	return nil
 }
 
+type FollowRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The first message only: what is followed.
+	Subscribe *v1.SubscribeRequest `protobuf:"bytes,1,opt,name=subscribe,proto3" json:"subscribe,omitempty"`
+	// Asks for one message of at most so many encoded bytes; 0 asks for none. Not
+	// before the last one that was asked for has come.
+	Room          uint64 `protobuf:"varint,2,opt,name=room,proto3" json:"room,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowRequest) Reset() {
+	*x = FollowRequest{}
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowRequest) ProtoMessage() {}
+
+func (x *FollowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
+func (*FollowRequest) Descriptor() ([]byte, []int) {
+	return file_nova_reader_v1_reader_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *FollowRequest) GetSubscribe() *v1.SubscribeRequest {
+	if x != nil {
+		return x.Subscribe
+	}
+	return nil
+}
+
+func (x *FollowRequest) GetRoom() uint64 {
+	if x != nil {
+		return x.Room
+	}
+	return 0
+}
+
+type FollowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absent: the next record does not fit into the room.
+	Message *v1.SubscribeResponse `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	// Without a message: the room that the next record needs.
+	Needs         uint64 `protobuf:"varint,2,opt,name=needs,proto3" json:"needs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowResponse) Reset() {
+	*x = FollowResponse{}
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowResponse) ProtoMessage() {}
+
+func (x *FollowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
+func (*FollowResponse) Descriptor() ([]byte, []int) {
+	return file_nova_reader_v1_reader_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *FollowResponse) GetMessage() *v1.SubscribeResponse {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *FollowResponse) GetNeeds() uint64 {
+	if x != nil {
+		return x.Needs
+	}
+	return 0
+}
+
+type AwaitRecordsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Read          *v1.ReadRequest        `protobuf:"bytes,1,opt,name=read,proto3" json:"read,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AwaitRecordsRequest) Reset() {
+	*x = AwaitRecordsRequest{}
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AwaitRecordsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AwaitRecordsRequest) ProtoMessage() {}
+
+func (x *AwaitRecordsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AwaitRecordsRequest.ProtoReflect.Descriptor instead.
+func (*AwaitRecordsRequest) Descriptor() ([]byte, []int) {
+	return file_nova_reader_v1_reader_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AwaitRecordsRequest) GetRead() *v1.ReadRequest {
+	if x != nil {
+		return x.Read
+	}
+	return nil
+}
+
+type AwaitRecordsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// There is something: a read finds it without waiting.
+	Found         bool `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AwaitRecordsResponse) Reset() {
+	*x = AwaitRecordsResponse{}
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AwaitRecordsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AwaitRecordsResponse) ProtoMessage() {}
+
+func (x *AwaitRecordsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_nova_reader_v1_reader_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AwaitRecordsResponse.ProtoReflect.Descriptor instead.
+func (*AwaitRecordsResponse) Descriptor() ([]byte, []int) {
+	return file_nova_reader_v1_reader_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *AwaitRecordsResponse) GetFound() bool {
+	if x != nil {
+		return x.Found
+	}
+	return false
+}
+
 var File_nova_reader_v1_reader_proto protoreflect.FileDescriptor
 
 const file_nova_reader_v1_reader_proto_rawDesc = "" +
 	"\n" +
-	"\x1bnova/reader/v1/reader.proto\x12\x0enova.reader.v1\x1a\x13nova/v1/admin.proto\"E\n" +
+	"\x1bnova/reader/v1/reader.proto\x12\x0enova.reader.v1\x1a\x13nova/v1/admin.proto\x1a\x12nova/v1/read.proto\"E\n" +
 	"\x13VerifyStreamRequest\x12\x16\n" +
 	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\"K\n" +
@@ -220,10 +418,22 @@ const file_nova_reader_v1_reader_proto_rawDesc = "" +
 	"\x14VerifyObjectsRequest\x12\x16\n" +
 	"\x06repair\x18\x01 \x01(\bR\x06repair\"L\n" +
 	"\x15VerifyObjectsResponse\x123\n" +
-	"\bprogress\x18\x01 \x01(\v2\x17.nova.v1.VerifyResponseR\bprogress2\xcc\x01\n" +
+	"\bprogress\x18\x01 \x01(\v2\x17.nova.v1.VerifyResponseR\bprogress\"\\\n" +
+	"\rFollowRequest\x127\n" +
+	"\tsubscribe\x18\x01 \x01(\v2\x19.nova.v1.SubscribeRequestR\tsubscribe\x12\x12\n" +
+	"\x04room\x18\x02 \x01(\x04R\x04room\"\\\n" +
+	"\x0eFollowResponse\x124\n" +
+	"\amessage\x18\x01 \x01(\v2\x1a.nova.v1.SubscribeResponseR\amessage\x12\x14\n" +
+	"\x05needs\x18\x02 \x01(\x04R\x05needs\"?\n" +
+	"\x13AwaitRecordsRequest\x12(\n" +
+	"\x04read\x18\x01 \x01(\v2\x14.nova.v1.ReadRequestR\x04read\",\n" +
+	"\x14AwaitRecordsResponse\x12\x14\n" +
+	"\x05found\x18\x01 \x01(\bR\x05found2\xf4\x02\n" +
 	"\rReaderService\x12[\n" +
 	"\fVerifyStream\x12#.nova.reader.v1.VerifyStreamRequest\x1a$.nova.reader.v1.VerifyStreamResponse0\x01\x12^\n" +
-	"\rVerifyObjects\x12$.nova.reader.v1.VerifyObjectsRequest\x1a%.nova.reader.v1.VerifyObjectsResponse0\x01B?Z=github.com/nova-stream/nova/proto/gen/nova/reader/v1;readerpbb\x06proto3"
+	"\rVerifyObjects\x12$.nova.reader.v1.VerifyObjectsRequest\x1a%.nova.reader.v1.VerifyObjectsResponse0\x01\x12K\n" +
+	"\x06Follow\x12\x1d.nova.reader.v1.FollowRequest\x1a\x1e.nova.reader.v1.FollowResponse(\x010\x01\x12Y\n" +
+	"\fAwaitRecords\x12#.nova.reader.v1.AwaitRecordsRequest\x1a$.nova.reader.v1.AwaitRecordsResponseB?Z=github.com/nova-stream/nova/proto/gen/nova/reader/v1;readerpbb\x06proto3"
 
 var (
 	file_nova_reader_v1_reader_proto_rawDescOnce sync.Once
@@ -237,26 +447,40 @@ func file_nova_reader_v1_reader_proto_rawDescGZIP() []byte {
 	return file_nova_reader_v1_reader_proto_rawDescData
 }
 
-var file_nova_reader_v1_reader_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_nova_reader_v1_reader_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_nova_reader_v1_reader_proto_goTypes = []any{
 	(*VerifyStreamRequest)(nil),   // 0: nova.reader.v1.VerifyStreamRequest
 	(*VerifyStreamResponse)(nil),  // 1: nova.reader.v1.VerifyStreamResponse
 	(*VerifyObjectsRequest)(nil),  // 2: nova.reader.v1.VerifyObjectsRequest
 	(*VerifyObjectsResponse)(nil), // 3: nova.reader.v1.VerifyObjectsResponse
-	(*v1.VerifyResponse)(nil),     // 4: nova.v1.VerifyResponse
+	(*FollowRequest)(nil),         // 4: nova.reader.v1.FollowRequest
+	(*FollowResponse)(nil),        // 5: nova.reader.v1.FollowResponse
+	(*AwaitRecordsRequest)(nil),   // 6: nova.reader.v1.AwaitRecordsRequest
+	(*AwaitRecordsResponse)(nil),  // 7: nova.reader.v1.AwaitRecordsResponse
+	(*v1.VerifyResponse)(nil),     // 8: nova.v1.VerifyResponse
+	(*v1.SubscribeRequest)(nil),   // 9: nova.v1.SubscribeRequest
+	(*v1.SubscribeResponse)(nil),  // 10: nova.v1.SubscribeResponse
+	(*v1.ReadRequest)(nil),        // 11: nova.v1.ReadRequest
 }
 var file_nova_reader_v1_reader_proto_depIdxs = []int32{
-	4, // 0: nova.reader.v1.VerifyStreamResponse.progress:type_name -> nova.v1.VerifyResponse
-	4, // 1: nova.reader.v1.VerifyObjectsResponse.progress:type_name -> nova.v1.VerifyResponse
-	0, // 2: nova.reader.v1.ReaderService.VerifyStream:input_type -> nova.reader.v1.VerifyStreamRequest
-	2, // 3: nova.reader.v1.ReaderService.VerifyObjects:input_type -> nova.reader.v1.VerifyObjectsRequest
-	1, // 4: nova.reader.v1.ReaderService.VerifyStream:output_type -> nova.reader.v1.VerifyStreamResponse
-	3, // 5: nova.reader.v1.ReaderService.VerifyObjects:output_type -> nova.reader.v1.VerifyObjectsResponse
-	4, // [4:6] is the sub-list for method output_type
-	2, // [2:4] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	8,  // 0: nova.reader.v1.VerifyStreamResponse.progress:type_name -> nova.v1.VerifyResponse
+	8,  // 1: nova.reader.v1.VerifyObjectsResponse.progress:type_name -> nova.v1.VerifyResponse
+	9,  // 2: nova.reader.v1.FollowRequest.subscribe:type_name -> nova.v1.SubscribeRequest
+	10, // 3: nova.reader.v1.FollowResponse.message:type_name -> nova.v1.SubscribeResponse
+	11, // 4: nova.reader.v1.AwaitRecordsRequest.read:type_name -> nova.v1.ReadRequest
+	0,  // 5: nova.reader.v1.ReaderService.VerifyStream:input_type -> nova.reader.v1.VerifyStreamRequest
+	2,  // 6: nova.reader.v1.ReaderService.VerifyObjects:input_type -> nova.reader.v1.VerifyObjectsRequest
+	4,  // 7: nova.reader.v1.ReaderService.Follow:input_type -> nova.reader.v1.FollowRequest
+	6,  // 8: nova.reader.v1.ReaderService.AwaitRecords:input_type -> nova.reader.v1.AwaitRecordsRequest
+	1,  // 9: nova.reader.v1.ReaderService.VerifyStream:output_type -> nova.reader.v1.VerifyStreamResponse
+	3,  // 10: nova.reader.v1.ReaderService.VerifyObjects:output_type -> nova.reader.v1.VerifyObjectsResponse
+	5,  // 11: nova.reader.v1.ReaderService.Follow:output_type -> nova.reader.v1.FollowResponse
+	7,  // 12: nova.reader.v1.ReaderService.AwaitRecords:output_type -> nova.reader.v1.AwaitRecordsResponse
+	9,  // [9:13] is the sub-list for method output_type
+	5,  // [5:9] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_nova_reader_v1_reader_proto_init() }
@@ -270,7 +494,7 @@ func file_nova_reader_v1_reader_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nova_reader_v1_reader_proto_rawDesc), len(file_nova_reader_v1_reader_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

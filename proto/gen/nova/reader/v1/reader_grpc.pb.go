@@ -21,13 +21,16 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	ReaderService_VerifyStream_FullMethodName  = "/nova.reader.v1.ReaderService/VerifyStream"
 	ReaderService_VerifyObjects_FullMethodName = "/nova.reader.v1.ReaderService/VerifyObjects"
+	ReaderService_Follow_FullMethodName        = "/nova.reader.v1.ReaderService/Follow"
+	ReaderService_AwaitRecords_FullMethodName  = "/nova.reader.v1.ReaderService/AwaitRecords"
 )
 
 // ReaderServiceClient is the client API for ReaderService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ReaderService checks streams; reads are nova.v1.ReadService.
+// ReaderService has what is not for callers from outside; reads are
+// nova.v1.ReadService.
 type ReaderServiceClient interface {
 	// VerifyStream reads a stream from its first retained record to the tail as
 	// of the start and checks numbers, timestamps, checksums and content hash.
@@ -37,6 +40,13 @@ type ReaderServiceClient interface {
 	// one that a row leads to, and that no work was set aside. It lists the object
 	// store, and is for offline use.
 	VerifyObjects(ctx context.Context, in *VerifyObjectsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyObjectsResponse], error)
+	// Follow is a subscription whose messages come one by one, each when it was
+	// asked for and not larger than was asked for: so that whoever passes them on
+	// holds no more than it has room for. The first message has the subscription.
+	Follow(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[FollowRequest, FollowResponse], error)
+	// AwaitRecords returns when there is something at the start of a read, or after
+	// its wait_ms. It returns no records.
+	AwaitRecords(ctx context.Context, in *AwaitRecordsRequest, opts ...grpc.CallOption) (*AwaitRecordsResponse, error)
 }
 
 type readerServiceClient struct {
@@ -85,11 +95,35 @@ func (c *readerServiceClient) VerifyObjects(ctx context.Context, in *VerifyObjec
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ReaderService_VerifyObjectsClient = grpc.ServerStreamingClient[VerifyObjectsResponse]
 
+func (c *readerServiceClient) Follow(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[FollowRequest, FollowResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ReaderService_ServiceDesc.Streams[2], ReaderService_Follow_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[FollowRequest, FollowResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ReaderService_FollowClient = grpc.BidiStreamingClient[FollowRequest, FollowResponse]
+
+func (c *readerServiceClient) AwaitRecords(ctx context.Context, in *AwaitRecordsRequest, opts ...grpc.CallOption) (*AwaitRecordsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AwaitRecordsResponse)
+	err := c.cc.Invoke(ctx, ReaderService_AwaitRecords_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ReaderServiceServer is the server API for ReaderService service.
 // All implementations must embed UnimplementedReaderServiceServer
 // for forward compatibility.
 //
-// ReaderService checks streams; reads are nova.v1.ReadService.
+// ReaderService has what is not for callers from outside; reads are
+// nova.v1.ReadService.
 type ReaderServiceServer interface {
 	// VerifyStream reads a stream from its first retained record to the tail as
 	// of the start and checks numbers, timestamps, checksums and content hash.
@@ -99,6 +133,13 @@ type ReaderServiceServer interface {
 	// one that a row leads to, and that no work was set aside. It lists the object
 	// store, and is for offline use.
 	VerifyObjects(*VerifyObjectsRequest, grpc.ServerStreamingServer[VerifyObjectsResponse]) error
+	// Follow is a subscription whose messages come one by one, each when it was
+	// asked for and not larger than was asked for: so that whoever passes them on
+	// holds no more than it has room for. The first message has the subscription.
+	Follow(grpc.BidiStreamingServer[FollowRequest, FollowResponse]) error
+	// AwaitRecords returns when there is something at the start of a read, or after
+	// its wait_ms. It returns no records.
+	AwaitRecords(context.Context, *AwaitRecordsRequest) (*AwaitRecordsResponse, error)
 	mustEmbedUnimplementedReaderServiceServer()
 }
 
@@ -114,6 +155,12 @@ func (UnimplementedReaderServiceServer) VerifyStream(*VerifyStreamRequest, grpc.
 }
 func (UnimplementedReaderServiceServer) VerifyObjects(*VerifyObjectsRequest, grpc.ServerStreamingServer[VerifyObjectsResponse]) error {
 	return status.Error(codes.Unimplemented, "method VerifyObjects not implemented")
+}
+func (UnimplementedReaderServiceServer) Follow(grpc.BidiStreamingServer[FollowRequest, FollowResponse]) error {
+	return status.Error(codes.Unimplemented, "method Follow not implemented")
+}
+func (UnimplementedReaderServiceServer) AwaitRecords(context.Context, *AwaitRecordsRequest) (*AwaitRecordsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AwaitRecords not implemented")
 }
 func (UnimplementedReaderServiceServer) mustEmbedUnimplementedReaderServiceServer() {}
 func (UnimplementedReaderServiceServer) testEmbeddedByValue()                       {}
@@ -158,13 +205,43 @@ func _ReaderService_VerifyObjects_Handler(srv interface{}, stream grpc.ServerStr
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ReaderService_VerifyObjectsServer = grpc.ServerStreamingServer[VerifyObjectsResponse]
 
+func _ReaderService_Follow_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ReaderServiceServer).Follow(&grpc.GenericServerStream[FollowRequest, FollowResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ReaderService_FollowServer = grpc.BidiStreamingServer[FollowRequest, FollowResponse]
+
+func _ReaderService_AwaitRecords_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AwaitRecordsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ReaderServiceServer).AwaitRecords(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ReaderService_AwaitRecords_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ReaderServiceServer).AwaitRecords(ctx, req.(*AwaitRecordsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ReaderService_ServiceDesc is the grpc.ServiceDesc for ReaderService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var ReaderService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "nova.reader.v1.ReaderService",
 	HandlerType: (*ReaderServiceServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "AwaitRecords",
+			Handler:    _ReaderService_AwaitRecords_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "VerifyStream",
@@ -175,6 +252,12 @@ var ReaderService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "VerifyObjects",
 			Handler:       _ReaderService_VerifyObjects_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Follow",
+			Handler:       _ReaderService_Follow_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "nova/reader/v1/reader.proto",
