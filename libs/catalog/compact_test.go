@@ -76,3 +76,26 @@ func TestMostlyDead(t *testing.T) {
 		}
 	}
 }
+
+func TestClearRun(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, run, bytes, want uint64
+	}{
+		"a run":                       {300, 1, 100, 200},
+		"a run that is dead":          {300, 2, 100, 300},
+		"a run that there is not":     {300, 9, 100, 300},
+		"bytes are not told":          {300, 1, 0, 0},
+		"bytes were not known":        {0, 1, 100, 0},
+		"more bytes than can be true": {300, 1, 301, 0},
+	} {
+		r := &indexpb.SettledObject{Runs: 8, Size: 1000, LiveBytes: c.before, Live: []byte{0b1011}}
+		ClearRun(r, uint32(c.run), c.bytes)
+		if r.GetLiveBytes() != c.want {
+			t.Errorf("%s: %d bytes are live, want %d", name, r.GetLiveBytes(), c.want)
+		}
+	}
+	r := &indexpb.SettledObject{Runs: 8, Size: 1000, LiveBytes: 300, Live: []byte{1}}
+	if ClearRun(r, 0, 100); r.GetLiveBytes() != 0 {
+		t.Errorf("no run is live, and %d bytes", r.GetLiveBytes())
+	}
+}

@@ -159,6 +159,6 @@ var reclaimMutants = []mutant{
 		rule: "live bytes are those of the bits", invariant: "I8", file: "libs/catalog/compact.go",
 		old: "if bytes == 0 || bytes > r.GetLiveBytes() || !live.Any() {",
 		new: "if bytes > r.GetLiveBytes() || !live.Any() {",
-		pkg: "libs/catalog", test: "TestLiveBytesAreThoseOfTheBits",
+		pkg: "libs/catalog", test: "TestClearRun",
 	},
 }
