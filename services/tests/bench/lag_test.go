@@ -145,7 +145,8 @@ func lags(tb testing.TB, flights *recorder, steps map[string][]absorbed) (second
 				newest++
 			}
 			for ; from < s.to; from++ {
-				seconds.addTime(s.at.Sub(put[id][from]))
+				// A PUT may be noted after its slot was absorbed.
+				seconds.addTime(max(s.at.Sub(put[id][from]), 0))
 				behind.add(float64(max(newest, from) - from))
 			}
 		}
