@@ -9,7 +9,9 @@
 // computes and work that waits for a disk do not mean much either.
 //
 // Figures of whole programs build novad and nova and run them; the rest runs a
-// node in this process, over a store that is also called directly.
+// node in this process, over a store that is also called directly. Absorption,
+// settling and reaping are measured beside a node whose own do nothing, so that the
+// calls of each are counted by themselves; -v tells them all.
 //
 // No test depends on a figure. The tests of this package run each measurement
 // once, tiny, so that the benchmarks keep working.
