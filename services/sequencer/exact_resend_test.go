@@ -171,7 +171,7 @@ func TestHorizonOutlivesLeaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const day = 24 * time.Hour
 		w := newWorld(t)
-		slow := Config{FormerLivesDead: true, LeaseTTL: day} // few renewals in many days
+		slow := Config{FormerLivesDead: true, LeaseTTL: day, SettledEvery: day} // little happens in many days
 		l := w.lead(slow)
 		d := w.stream(&novapb.StreamConfig{UncappedTimestampsPresence: &novapb.StreamConfig_UncappedTimestamps{UncappedTimestamps: true}})
 		n := uint64(0)

@@ -38,6 +38,8 @@ const (
 	// testTimeout ends a test that hangs: longer than any guard waits before it
 	// fails by itself.
 	testTimeout = 90 * time.Second
+	// soundTimeout ends all guards of a package, one after another.
+	soundTimeout = 10 * time.Minute
 )
 
 func TestMutants(t *testing.T) {
@@ -82,12 +84,12 @@ func (b *bench) guards(m mutant) {
 func (b *bench) judge(t *testing.T, m mutant, dir, overlay string) {
 	run := b.sound[m.pkg]
 	run.once.Do(func() {
-		run.out, run.err = runTests(t, dir, m.pkg, "", strings.Join(run.tests, "|"))
+		run.out, run.err = runTests(t, dir, m.pkg, "", strings.Join(run.tests, "|"), soundTimeout)
 	})
 	if !strings.Contains(run.out, "--- PASS: "+m.test+" ") {
 		t.Fatalf("%s does not pass on the code as it is: %v\n%s", m.test, run.err, run.out)
 	}
-	out, err := runTests(t, dir, m.pkg, overlay, m.test)
+	out, err := runTests(t, dir, m.pkg, overlay, m.test, testTimeout)
 	// Anything else than the test's own verdict may have another cause.
 	if err == nil || !strings.Contains(out, "--- FAIL: "+m.test+" ") {
 		t.Fatalf("%s does not fail although the rule is broken (%s): %v\n%s", m.test, m.invariant, err, out)
@@ -130,12 +132,12 @@ func (m mutant) overlay(t *testing.T, dir string) string {
 }
 
 // runTests compiles a package's tests, which must succeed, and runs some.
-func runTests(t *testing.T, dir, pkg, overlay, pattern string) (string, error) {
+func runTests(t *testing.T, dir, pkg, overlay, pattern string, timeout time.Duration) (string, error) {
 	t.Helper()
 	if !regexp.MustCompile(`^[\w|]+$`).MatchString(pattern) {
 		t.Fatalf("%q are no names of tests", pattern)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute+timeout) // with the compiler's part
 	defer cancel()
 	binary := filepath.Join(dir, "guards.test")
 	defer func() { _ = os.Remove(binary) }() // else a hundred of them stay until the end
@@ -145,7 +147,7 @@ func runTests(t *testing.T, dir, pkg, overlay, pattern string) (string, error) {
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("%s does not compile: %v\n%s", pkg, err, out)
 	}
-	guards := exec.CommandContext(ctx, binary, "-test.v", "-test.run", "^("+pattern+")$", "-test.count", "1", "-test.timeout", testTimeout.String())
+	guards := exec.CommandContext(ctx, binary, "-test.v", "-test.run", "^("+pattern+")$", "-test.count", "1", "-test.timeout", timeout.String())
 	guards.Dir = folder
 	out, err := guards.CombinedOutput()
 	return string(out), err
