@@ -265,7 +265,7 @@ func (c *inprocConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, metho
 		s.abandon(call)
 		return nil, callError(ctx, err, false)
 	}
-	return &inprocClientStream{ClientStream: cs, ctx: ctx, cancel: call.cancel, many: desc.ServerStreams}, nil
+	return &inprocClientStream{ClientStream: cs, ctx: ctx, cancel: call.cancel, many: desc.ServerStreams, one: !desc.ClientStreams}, nil
 }
 
 // inprocClientStream has the errors of a network stream.
@@ -274,10 +274,20 @@ type inprocClientStream struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	many   bool // responses
+	one    bool // request
 }
 
-// SendMsg returns io.EOF once the stream has ended; RecvMsg says why.
+// SendMsg returns io.EOF once the stream has ended; RecvMsg says why. For a call with
+// one request that is no error: whoever makes it would take it for the call's.
 func (s *inprocClientStream) SendMsg(m any) error {
+	err := s.send(m)
+	if s.one && errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+func (s *inprocClientStream) send(m any) error {
 	if s.ctx.Err() != nil {
 		return io.EOF // the channel could deliver it before it looks
 	}

@@ -348,6 +348,30 @@ func TestCallerCancels(t *testing.T) {
 	})
 }
 
+// A call with one request and many answers that ends before its request is sent says
+// why it ended, by its first answer: io.EOF would be an answer of its own.
+func TestACallThatEndsBeforeItsRequest(t *testing.T) {
+	svc := &service{subscribe: func(*novapb.SubscribeRequest, novapb.ReadService_SubscribeServer) error { return nil }}
+	inShapes(t, svc, nil, func(t *testing.T, s *shape) {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		cs, err := s.conn.NewStream(ctx, &novapb.ReadService_ServiceDesc.Streams[0], novapb.ReadService_Subscribe_FullMethodName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if err := cs.SendMsg(&novapb.SubscribeRequest{}); err != nil {
+			t.Errorf("send: %v", err)
+		}
+		if err := cs.CloseSend(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		if err := cs.RecvMsg(&novapb.SubscribeResponse{}); status.Code(err) != codes.Canceled {
+			t.Errorf("receive: %v", err)
+		}
+	})
+}
+
 // receive returns what comes from a channel, within the time of a test.
 func receive[T any](t *testing.T, from <-chan T) (v T) {
 	t.Helper()
