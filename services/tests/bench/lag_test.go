@@ -63,7 +63,7 @@ func absorbLag(tb testing.TB, store objectstore.Store, sessions int, period time
 	for i := range sessions {
 		wg.Go(func() {
 			s := c.OpenSession(tb.Context(), client.SessionConfig{Bucket: bucket, Stream: fmt.Sprintf("lag-%d", i)})
-			for time.Since(begun) < period {
+			for first := true; first || time.Since(begun) < period; first = false {
 				if err := s.Send(tb.Context(), records); err != nil {
 					tb.Error(err)
 					return
