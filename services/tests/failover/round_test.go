@@ -27,9 +27,12 @@ type plan struct {
 	settles  int           // percent of the rounds during which slots are settled and reclaimed, at least
 	upkeep   *upkeep       // of the constellation
 	alarms   *alarms       // of its logs
-	elder    *elder
-	former   []string // streams of the last round
-	report   *report
+	// up starts what has ended by itself, to be started again by whoever runs it; nil:
+	// nothing does.
+	up     func(ctx context.Context) error
+	elder  *elder
+	former []string // streams of the last round
+	report *report
 }
 
 // nemesis hurts a constellation.
@@ -241,7 +244,14 @@ func (p *plan) fight(ctx context.Context, t *testing.T, r *rand.Rand, enemy neme
 // finish reads the stream when all is whole again.
 func (c *crowd) finish(ctx context.Context, r *rand.Rand) error {
 	x := &client{crowd: c, number: -1, rand: r}
+	tried := false
 	return within(ctx, c.plan.patience, func(context.Context) error {
+		if up := c.plan.up; up != nil && tried {
+			if err := up(ctx); err != nil {
+				return err
+			}
+		}
+		tried = true
 		o := x.begin(x.number, readOp)
 		if x.call(o, func(ctx context.Context, d *door) { o.read(ctx, d, c.stream) }); o.outcome != done {
 			return fmt.Errorf("read: %s", o.text)

@@ -88,6 +88,7 @@ func TestSoakLosses(t *testing.T) {
 	p := splitPlan
 	p.length, p.ops, p.settles, p.patience = 40*time.Second, 200, 0, 4*time.Minute
 	p.upkeep, p.alarms = splitUpkeep(t, c), &alarms{more: c.Errors}
+	p.up = c.Up
 	p.report = newReport()
 	p.makeBucket(t, doors[0])
 	p.elder = newElder(fmt.Sprint("elder-", time.Now().UnixNano()))

@@ -79,6 +79,7 @@ func fightSplit(t *testing.T, p plan, length time.Duration) {
 	c := split.For(t)
 	doors := splitDoors(t, c)
 	p.upkeep, p.alarms = splitUpkeep(t, c), &alarms{more: c.Errors}
+	p.up = c.Up
 	if exports() != "0" {
 		p.settles /= 20 // what reclaiming waits for, two exports, takes as long as a round
 	}
