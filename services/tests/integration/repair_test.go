@@ -40,7 +40,8 @@ func (c *client) verifyAnd(t *testing.T, req *novapb.VerifyRequest) ([]*novapb.V
 func TestRepairOfARunningNode(t *testing.T) {
 	st := newStorage()
 	d := startSingle(t, func(t *testing.T) *novad.Node {
-		cfg := st.config(t, "--settle-age", "1s", "--read-grace", "1s")
+		// A slot is damaged before it is settled, also on a busy machine.
+		cfg := st.config(t, "--settle-age", "3s", "--read-grace", "1s")
 		cfg.Settler.Interval = 100 * time.Millisecond
 		return startNode(t, cfg)
 	})

@@ -181,6 +181,7 @@ func TestMetastoreIsLostAndRestored(t *testing.T) {
 
 	// It settles on from there, over all that was settled before and after the export.
 	settled = len(p.objectsOf(t, "settled"))
+	all[0].more(t, c, 1) // all before it may be settled by now
 	eventually(t, readyLimit, func() error {
 		if len(p.objectsOf(t, "settled")) == settled {
 			return errors.New("nothing more is settled")
