@@ -30,7 +30,20 @@ import (
 	"github.com/nova-stream/nova/proto/gen/nova/sequencer/v1"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// What compresses is shared and made at its first use, which must not be in the
+	// bubble of one test.
+	b, _, err := chunk.Encode(nil, chunk.Input{StreamID: stream.NewID(), Batches: []chunk.InputBatch{
+		{Records: []stream.Record{{Body: make([]byte, 10_000)}}},
+	}})
+	if err == nil {
+		_, _, err = chunk.Decode(b)
+	}
+	if err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // limit is how long a test waits for what must happen.
 const limit = 30 * time.Second

@@ -28,11 +28,15 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// The compressor is shared and made at its first use, which must not be in
-	// the bubble of one test.
-	if _, _, err := chunk.Encode(nil, chunk.Input{StreamID: stream.NewID(), Batches: []chunk.InputBatch{
+	// What compresses is shared and made at its first use, which must not be in the
+	// bubble of one test.
+	b, _, err := chunk.Encode(nil, chunk.Input{StreamID: stream.NewID(), Batches: []chunk.InputBatch{
 		{Records: []stream.Record{{Body: make([]byte, 10_000)}}},
-	}}); err != nil {
+	}})
+	if err == nil {
+		_, _, err = chunk.Decode(b)
+	}
+	if err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(m)
