@@ -44,7 +44,7 @@ func (s *Service) page(ctx context.Context, req *novapb.ReadRequest) (*novapb.Re
 	}
 	most := int64(mostPage)
 	if req.HasCount() {
-		most = int64(min(mostPage, max(1, req.GetCount())*mostRecord))
+		most = min(mostPage, int64(min(max(1, req.GetCount()), mostPage/mostRecord+1))*mostRecord)
 	}
 	most = min(s.cfg.DeliveryBytes, times*most)
 	room, err := call.Take(ctx, most, most)

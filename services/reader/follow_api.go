@@ -95,14 +95,15 @@ func (o *pulled) room(ctx context.Context, _ bool, drop func()) (*wire.Room, err
 	if err := o.ask(ctx, drop); err != nil {
 		return nil, err
 	}
-	return o.take(ctx, min(o.asked, wire.LeastMessage))
+	return o.take(ctx, min(o.asked, wire.LeastMessage), drop)
 }
 
 // take returns room for at most what was asked for.
-func (o *pulled) take(ctx context.Context, least int64) (*wire.Room, error) {
+func (o *pulled) take(ctx context.Context, least int64, drop func()) (*wire.Room, error) {
 	if r := o.call.Try(wire.Cost(o.asked), wire.Cost(least)); r != nil {
 		return r, nil
 	}
+	drop()
 	if o.last != nil {
 		// Who asks has it; its transport may not have told yet.
 		select {
@@ -114,18 +115,17 @@ func (o *pulled) take(ctx context.Context, least int64) (*wire.Room, error) {
 	return o.call.Take(ctx, wire.Cost(o.asked), wire.Cost(least))
 }
 
-func (o *pulled) larger(ctx context.Context, room *wire.Room, need int64) (*wire.Room, error) {
-	room.Free()
+func (o *pulled) larger(ctx context.Context, need int64, drop func()) (*wire.Room, error) {
 	for o.asked < need {
 		o.asked = 0
 		if err := o.srv.Send(&readerpb.FollowResponse{Needs: uint64(need)}); err != nil {
 			return nil, err
 		}
-		if err := o.ask(ctx, func() {}); err != nil {
+		if err := o.ask(ctx, drop); err != nil {
 			return nil, err
 		}
 	}
-	return o.take(ctx, need)
+	return o.take(ctx, need, drop)
 }
 
 func (o *pulled) send(msg *novapb.SubscribeResponse, room *wire.Room) error {

@@ -57,7 +57,8 @@ func (s *Service) subscribe(ctx context.Context, req *novapb.SubscribeRequest, c
 			sub.heartbeat = time.Duration(ms) * time.Millisecond
 		}
 		sub.cursor.limits = limitsOf(req)
-		err := sub.run(ctx, sub.first(req))
+		sub.start = sub.first(req)
+		err := sub.run(ctx)
 		if sub.begun {
 			// From the first message on, the subscription is of this stream: it does
 			// not go on with another that got the name.
@@ -75,10 +76,12 @@ func (s *Service) subscribe(ctx context.Context, req *novapb.SubscribeRequest, c
 // outlet is where a subscription's messages go.
 type outlet interface {
 	// room returns room for the next message, once one may be sent. It gives back
-	// what drop does if that takes long.
+	// what drop does if that takes long, and before it waits for others to give back
+	// theirs: who waits for room holds none.
 	room(ctx context.Context, atTail bool, drop func()) (*wire.Room, error)
-	// larger exchanges room for such as a message of at least need encoded bytes has.
-	larger(ctx context.Context, room *wire.Room, need int64) (*wire.Room, error)
+	// larger is room for a message of at least need encoded bytes, instead of a room
+	// that was given back.
+	larger(ctx context.Context, need int64, drop func()) (*wire.Room, error)
 	send(msg *novapb.SubscribeResponse, room *wire.Room) error
 }
 
@@ -100,11 +103,18 @@ func (o *pushed) room(ctx context.Context, atTail bool, drop func()) (*wire.Room
 			return nil, err
 		}
 	}
+	if r := o.pace.Try(atTail); r != nil {
+		return r, nil
+	}
+	drop()
 	return o.pace.Next(ctx, atTail)
 }
 
-func (o *pushed) larger(ctx context.Context, room *wire.Room, need int64) (*wire.Room, error) {
-	room.Free()
+func (o *pushed) larger(ctx context.Context, need int64, drop func()) (*wire.Room, error) {
+	if r := o.call.Try(wire.Cost(need), wire.Cost(need)); r != nil {
+		return r, nil
+	}
+	drop()
 	return o.call.Take(ctx, wire.Cost(need), wire.Cost(need))
 }
 
@@ -122,7 +132,8 @@ type subscription struct {
 	id        stream.ID
 	key       *sequencerpb.StreamKey
 	heartbeat time.Duration
-	begun     bool // a message was sent
+	begun     bool                      // a message was sent
+	start     *sequencerpb.FetchRequest // resolves the start position; nil: it is known
 
 	f    fetched
 	rest *wire.Room // for f, while it is kept for the next message; nil: it is not
@@ -144,7 +155,7 @@ func (sub *subscription) first(req *novapb.SubscribeRequest) *sequencerpb.FetchR
 	return fetch
 }
 
-func (sub *subscription) run(ctx context.Context, first *sequencerpb.FetchRequest) error {
+func (sub *subscription) run(ctx context.Context) error {
 	defer sub.drop()
 	atTail := true // until it is known
 	for {
@@ -152,19 +163,8 @@ func (sub *subscription) run(ctx context.Context, first *sequencerpb.FetchReques
 		if err != nil {
 			return err
 		}
-		if sub.rest == nil {
-			if err := sub.fetch(ctx, first, int(room.Size()/wire.Cost(1))); err != nil {
-				room.Free()
-				return err
-			}
-			if first != nil {
-				sub.next, first = sub.f.start, nil
-			}
-		}
-		if need := sub.due(sub.f.chunks); wire.Cost(need) > room.Size() {
-			if room, err = sub.out.larger(ctx, room, need); err != nil {
-				return err
-			}
+		if room, err = sub.fit(ctx, room); err != nil {
+			return err
 		}
 		full, err := sub.send(ctx, room)
 		if err != nil {
@@ -176,6 +176,33 @@ func (sub *subscription) run(ctx context.Context, first *sequencerpb.FetchReques
 			return nil
 		}
 		sub.keep(full)
+	}
+}
+
+// fit fetches what the next message has, unless it is kept, and exchanges room
+// that is too small for it. What was fetched is counted while that takes, or
+// fetched again after it.
+func (sub *subscription) fit(ctx context.Context, room *wire.Room) (*wire.Room, error) {
+	for {
+		if sub.rest == nil {
+			if err := sub.fetch(ctx, int(room.Size()/wire.Cost(1))); err != nil {
+				room.Free()
+				return nil, err
+			}
+			if sub.start != nil {
+				sub.next, sub.start = sub.f.start, nil
+			}
+		}
+		need := sub.due(sub.f.chunks)
+		if wire.Cost(need) <= room.Size() {
+			return room, nil
+		}
+		room.Free()
+		sub.keep(true)
+		var err error
+		if room, err = sub.out.larger(ctx, need, sub.drop); err != nil {
+			return nil, err
+		}
 	}
 }
 
@@ -196,13 +223,13 @@ func (sub *subscription) keep(more bool) {
 // drop gives up what is kept: it can be fetched again.
 func (sub *subscription) drop() { sub.keep(false) }
 
-// fetch gets what a message of size bytes needs. first resolves the start; nil: it
-// goes on, and waits at the tail. The memory is given back before the message is
+// fetch gets what a message of size bytes needs: from the start, or where it
+// goes on, and then waits at the tail. The memory is given back before the message is
 // sent: a client that does not take it must not hold up others.
-func (sub *subscription) fetch(ctx context.Context, first *sequencerpb.FetchRequest, size int) error {
+func (sub *subscription) fetch(ctx context.Context, size int) error {
 	var lostSince time.Time
 	for {
-		req := first
+		req := sub.start
 		if req == nil {
 			req = &sequencerpb.FetchRequest{
 				Stream: sub.key, Start: &sequencerpb.FetchRequest_Seq{Seq: uint64(sub.next)}, WaitMs: uint32(sub.heartbeat / time.Millisecond),
@@ -210,7 +237,7 @@ func (sub *subscription) fetch(ctx context.Context, first *sequencerpb.FetchRequ
 		}
 		req.MaxBytes = uint64(size)
 		err := sub.fetchOnce(ctx, req, size)
-		if err == nil || first != nil {
+		if err == nil || sub.start != nil {
 			return err
 		}
 		if lostSince.IsZero() {

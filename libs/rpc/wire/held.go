@@ -191,7 +191,8 @@ func (r *Replying) In(ctx context.Context) context.Context {
 }
 
 // Reply keeps room for the answer of a unary call until the transport has written
-// it. A server that does not know of rooms gives it back with the call.
+// it; what was kept before is given back. A server that does not know of rooms gives
+// it back with the call.
 func Reply(ctx context.Context, room *Room) {
 	r, _ := ctx.Value(replyKey{}).(*Replying)
 	if r == nil {
@@ -204,6 +205,7 @@ func Reply(ctx context.Context, room *Room) {
 		room.Free()
 		return
 	}
+	r.room.Free()
 	r.room = room
 }
 
