@@ -262,8 +262,7 @@ func TestProbesAreNotTraced(t *testing.T) {
 			t.Errorf("span %q", name)
 		}
 	}
-	metrics := page(t, node, "/metrics")
-	for _, want := range []string{
+	wants := []string{
 		// Rate, errors and duration, of each method and side.
 		`rpc_server_call_duration_seconds_count{rpc_method="nova.v1.AppendService/Append",rpc_response_status_code="OK",rpc_system_name="grpc"} 2`,
 		`rpc_server_call_duration_seconds_bucket{rpc_method="nova.v1.AppendService/Append",rpc_response_status_code="OK",rpc_system_name="grpc",le="+Inf"} 2`,
@@ -272,10 +271,19 @@ func TestProbesAreNotTraced(t *testing.T) {
 		`nova_rpc_server_active{rpc_method="nova.v1.AppendService/Append",rpc_system_name="grpc"} 0`,
 		`nova_objectstore_put_duration_seconds_count`,
 		`nova_chainwriter_flight_duration_seconds_count`,
-	} {
-		if !strings.Contains(metrics, want) {
-			t.Errorf("/metrics lacks %s", want)
+	}
+	var metrics string
+	// A call is counted when it is over, which may be after its answer.
+	if err := poll(t.Context(), patience, func() error {
+		metrics = page(t, node, "/metrics")
+		for _, want := range wants {
+			if !strings.Contains(metrics, want) {
+				return fmt.Errorf("/metrics lacks %s", want)
+			}
 		}
+		return nil
+	}); err != nil {
+		t.Error(err)
 	}
 	if strings.Contains(metrics, `rpc_method="grpc.`) {
 		t.Error("probes are counted as calls")
