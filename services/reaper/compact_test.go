@@ -298,3 +298,55 @@ func TestLiveBytesThatAreNotKnown(t *testing.T) {
 		t.Errorf("it is looked at in %v", time.UnixMilli(at).Sub(f.clock()))
 	}
 }
+
+// dropLater has a settler trim a stream, whose marker is due after all others.
+func (f *farm) dropLater(id stream.ID, to uint64) {
+	f.t.Helper()
+	f.head(id, func(h *indexpb.Head) {
+		h.Trim = to
+		refs, pages, err := history.Trim(f.t.Context(), f.load(id), h, stream.Seq(to))
+		f.must(err)
+		f.arm(&indexpb.Due{Queue: queueUnref, StreamId: id.String(), Refs: refs, Pages: pages, At: f.clock().Add(24 * time.Hour).UnixMilli()})
+	})
+}
+
+// I11: a compaction that loses against a trim leaves a marker that has pages go alone;
+// what is below them goes too, although the marker of the trim finds them gone.
+func TestPageThatIsTrimmedGoesWithAllBelow(t *testing.T) {
+	crashesOf(t, Config{}, queueUnref, compacted, []bool{true}, func(f *farm) func() {
+		id := f.stream(nil)
+		keys := f.paged(id)
+		h, _, err := f.index.GetHead(f.t.Context(), id)
+		f.must(err)
+		below := f.page(id, h.GetPages()[0]).GetPages()
+		pages := alone([]*indexpb.RefPage{h.GetPages()[0], below[0]})
+		r := f.page(id, below[0]).GetRefs()[0]
+		f.arm(&indexpb.Due{Queue: queueUnref, StreamId: id.String(), Refs: append(pages, r)})
+		f.dropLater(id, 5)
+		return func() {
+			f.want(map[string][]uint32{keys[5]: {0}}, append(keys, pages[0].GetObject(), pages[1].GetObject(), below[1].GetObject()))
+		}
+	})
+}
+
+// I11: so does what is below a page whose maker died and whose judge comes first.
+func TestPageThatIsTrimmedBeforeItsJudgeGoesWithAllBelow(t *testing.T) {
+	crashesOf(t, Config{}, queueSettled, compacted, []bool{true}, func(f *farm) func() {
+		id := f.stream(nil)
+		var keys []string
+		refs := f.settle(id, 3).GetRefs()
+		for _, r := range refs {
+			keys = append(keys, r.GetObject())
+		}
+		body := &indexpb.RefPageBody{StreamId: id.String(), Level: 1, Refs: refs[:2]}
+		key, b := "page/"+stream.NewAttemptID().String(), history.EncodePage(body)
+		f.put(key, b)
+		f.row(key, 1, id.String(), len(b))
+		f.head(id, func(h *indexpb.Head) {
+			h.Pages, h.Refs = []*indexpb.RefPage{history.PageOf(body, key, uint32(len(b)))}, refs[2:]
+		})
+		f.judgeLater(key)
+		f.dropLater(id, 2)
+		return func() { f.want(map[string][]uint32{keys[2]: {0}}, append(keys, key)) }
+	})
+}

@@ -220,8 +220,15 @@ func (s *Service) pageOf(ctx context.Context, row *indexpb.SettledObject) (*cont
 	p := history.PageOf(body, row.GetObject(), uint32(row.GetSize()))
 	return &content{named: func(ctx context.Context, _ uint32) (bool, error) {
 		h, _, err := s.index.BumpHead(ctx, id)
-		if err != nil {
-			return false, absent(err)
+		if catalog.IsNotFound(err) {
+			h = noHead(id)
+		} else if err != nil {
+			return false, err
+		}
+		d := dropping{Service: s, queue: queueSettled, id: id, head: h}
+		if d.trimmed(p.GetNextSeq()) {
+			// The marker of the trim, if it is still to come, would find the page gone.
+			return false, d.dropBelow(ctx, p)
 		}
 		is, err := history.NamesPage(ctx, s.load(id), h, p)
 		return is, tornDown(err)

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -22,6 +25,9 @@ import (
 // refs, pages. They are armed before the change of the head, which may not have
 // happened.
 const queueUnref = "unref"
+
+// pagePrefix is what keys of pages begin with.
+const pagePrefix = "page/"
 
 // atOnce is how many heads or rows are changed at once for one marker.
 const atOnce = 8
@@ -42,7 +48,9 @@ const atOnce = 8
 //  4. pages, deepest first: what is below a page, then the page itself as an object
 //     with one run. A page whose object is gone has nothing below it any more. What the
 //     head names of it all the same stays: a compaction puts pages in the place of such
-//     as hold the same refs but one, and drops these alone.
+//     as hold the same refs but one, and drops these alone, by refs to them. If such a
+//     page is trimmed, it goes with all that is below it even so: who trimmed it may
+//     have come before the compaction, and then the trim's marker would find it gone.
 func (s *Service) unref(ctx context.Context, m catalog.Marker) error {
 	id, err := stream.ParseID(m.Due.GetStreamId())
 	if err != nil {
@@ -53,7 +61,7 @@ func (s *Service) unref(ctx context.Context, m catalog.Marker) error {
 		return err
 	}
 	if catalog.IsNotFound(err) {
-		h = &indexpb.Head{StreamId: id.String()} // proven: nothing is named any more
+		h = noHead(id)
 	}
 	var dead dropped
 	named := 0
@@ -92,6 +100,12 @@ func (s *Service) unref(ctx context.Context, m catalog.Marker) error {
 	return nil
 }
 
+// noHead is the head of a stream that is proven to have none: nothing is named any more,
+// and all is dropped.
+func noHead(id stream.ID) *indexpb.Head {
+	return &indexpb.Head{StreamId: id.String(), DroppedTo: math.MaxUint64}
+}
+
 // tornDown makes no failure of a page that is gone though a head names it that was
 // just bumped: the stream is being torn down, and soon the head names nothing.
 func tornDown(err error) error {
@@ -118,7 +132,15 @@ type dropping struct {
 
 // drop is steps 2 to 4.
 func (d dropping) drop(ctx context.Context, what dropped) error {
-	if err := d.dropRefs(ctx, what.refs); err != nil {
+	var trimmed []*indexpb.Ref // to pages
+	refs := slices.DeleteFunc(what.refs, func(r *indexpb.Ref) bool {
+		is := strings.HasPrefix(r.GetObject(), pagePrefix) && d.trimmed(r.GetNextSeq())
+		if is {
+			trimmed = append(trimmed, r)
+		}
+		return is
+	})
+	if err := d.dropRefs(ctx, refs); err != nil {
 		return err
 	}
 	for _, p := range what.pages {
@@ -126,8 +148,25 @@ func (d dropping) drop(ctx context.Context, what dropped) error {
 			return err
 		}
 	}
+	for _, r := range trimmed {
+		body, err := d.readPage(ctx, r.GetObject(), d.id)
+		switch {
+		case err != nil:
+			return err
+		case body == nil:
+			err = d.dropRefs(ctx, []*indexpb.Ref{r})
+		default:
+			err = d.dropPage(ctx, history.PageOf(body, r.GetObject(), 0))
+		}
+		if err != nil {
+			return err
+		}
+	}
 	return nil
 }
+
+// trimmed reports whether what ends at a number is dead for ever, whatever lists it.
+func (d dropping) trimmed(next uint64) bool { return next <= d.head.GetDroppedTo() }
 
 // named reports whether the head names a ref, or a page by a ref to it.
 func (d dropping) named(ctx context.Context, r *indexpb.Ref) (bool, error) {
@@ -184,6 +223,23 @@ func (d dropping) dropRefs(ctx context.Context, refs []*indexpb.Ref) error {
 
 // dropPage drops all that is below a page and is not named, and then the page.
 func (d dropping) dropPage(ctx context.Context, p *indexpb.RefPage) error {
+	if err := d.dropBelow(ctx, p); err != nil {
+		return err
+	}
+	return d.dropOwn(ctx, p)
+}
+
+// dropOwn drops a page below which nothing is left, if it is not named.
+func (d dropping) dropOwn(ctx context.Context, p *indexpb.RefPage) error {
+	r := &indexpb.Ref{Object: p.GetObject(), FirstSeq: p.GetFirstSeq(), NextSeq: p.GetNextSeq()}
+	if is, err := d.named(ctx, r); err != nil || is {
+		return err
+	}
+	return d.dropRefs(ctx, []*indexpb.Ref{r})
+}
+
+// dropBelow drops all that is below a page and is not named.
+func (d dropping) dropBelow(ctx context.Context, p *indexpb.RefPage) error {
 	var refs []*indexpb.Ref
 	flush := func() error {
 		if d.nearlyOver(ctx) {
@@ -192,16 +248,6 @@ func (d dropping) dropPage(ctx context.Context, p *indexpb.RefPage) error {
 		err := d.dropRefs(ctx, refs)
 		refs = refs[:0]
 		return err
-	}
-	own := func(p *indexpb.RefPage) error {
-		if err := flush(); err != nil {
-			return err
-		}
-		r := &indexpb.Ref{Object: p.GetObject(), FirstSeq: p.GetFirstSeq(), NextSeq: p.GetNextSeq()}
-		if is, err := d.named(ctx, r); err != nil || is {
-			return err
-		}
-		return d.dropRefs(ctx, []*indexpb.Ref{r})
 	}
 	err := history.WalkPage(ctx, d.load(d.id), p, func(r *indexpb.Ref) error {
 		if is, err := d.named(ctx, r); err != nil || is {
@@ -212,11 +258,16 @@ func (d dropping) dropPage(ctx context.Context, p *indexpb.RefPage) error {
 			return nil
 		}
 		return flush()
-	}, own)
+	}, func(below *indexpb.RefPage) error {
+		if err := flush(); err != nil {
+			return err
+		}
+		return d.dropOwn(ctx, below)
+	})
 	if err != nil {
 		return err
 	}
-	return own(p)
+	return flush()
 }
 
 // clear clears bits of an object's row, and returns the object if no run of it is

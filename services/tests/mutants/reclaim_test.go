@@ -61,8 +61,8 @@ var reclaimMutants = []mutant{
 	},
 	{
 		rule: "a page goes after what is below it", invariant: "I11", file: "services/reaper/unref.go",
-		old: "\tif err != nil {\n\t\treturn err\n\t}\n\treturn own(p)\n",
-		new: "\treturn err\n",
+		old: "\tif err := d.dropBelow(ctx, p); err != nil {\n\t\treturn err\n\t}\n\treturn d.dropOwn(ctx, p)\n",
+		new: "\treturn d.dropBelow(ctx, p)\n",
 		pkg: "services/reaper", test: "TestDroppedPagesGoWhereverItDies",
 	},
 	{
@@ -144,6 +144,12 @@ var reclaimMutants = []mutant{
 		pkg: "services/reaper", test: "TestPageThatIsWrittenAnewGoesAlone",
 	},
 	{
+		rule: "what is below a page that is trimmed goes before the page, whoever has it go alone", invariant: "I11", file: "services/reaper/unref.go",
+		old: "return next <= d.head.GetDroppedTo() }",
+		new: "return next <= d.head.GetDroppedTo() && next == 0 }",
+		pkg: "services/reaper", test: "TestPageThatIsTrimmedGoesWithAllBelow",
+	},
+	{
 		rule: "a page that is to go alone and is named stays", invariant: "I11", file: "libs/history/walk.go",
 		old: "return found == nil || found",
 		new: "return found != nil && found",
@@ -154,6 +160,18 @@ var reclaimMutants = []mutant{
 		old: "if err := s.armCompact(ctx, row, next); err != nil {",
 		new: "if err := s.armCompact(ctx, row, row); err != nil {",
 		pkg: "services/reaper", test: "TestMostlyDeadObjectIsCompactedWhereverItDies",
+	},
+	{
+		rule: "what is below a page that was trimmed goes before the judge has the page go", invariant: "I11", file: "services/reaper/settled.go",
+		old: "return false, d.dropBelow(ctx, p)",
+		new: "return false, nil",
+		pkg: "services/reaper", test: "TestPageThatIsTrimmedBeforeItsJudgeGoesWithAllBelow",
+	},
+	{
+		rule: "runs of a history that cannot be read are live after a restore", invariant: "I11", file: "services/restore/objects.go",
+		old: "func(int) bool { return true })",
+		new: "func(run int) bool { return settled.Live(o.live).Has(uint32(run)) })",
+		pkg: "services/restore", test: "TestRunsOfAHistoryThatCannotBeReadStay",
 	},
 	{
 		rule: "live bytes are those of the bits", invariant: "I8", file: "libs/catalog/compact.go",
