@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/libs/settled"
 	"github.com/nova-stream/nova/proto/gen/nova/index/v1"
@@ -41,9 +42,10 @@ func (r *restore) putObject(ctx context.Context, key string, o *object) error {
 		r.damaged(ctx, "an object that heads name is gone", "object", key)
 		return nil
 	}
-	runs := uint32(1)
+	runs, found := uint32(1), []settled.Run(nil)
 	if o.page == "" {
-		found, err := settled.Footer(size, func(offset, length int64) ([]byte, error) {
+		var err error
+		found, err = settled.Footer(size, func(offset, length int64) ([]byte, error) {
 			var part objectstore.Object
 			err := r.again(ctx, func() (err error) {
 				part, err = r.objects.GetRange(ctx, key, objectstore.Range{Offset: offset, Length: length})
@@ -68,8 +70,26 @@ func (r *restore) putObject(ctx context.Context, key string, o *object) error {
 		return fmt.Errorf("heads name runs that the object does not have: it has %d", runs)
 	}
 	copy(row.Live, o.live)
+	if r.named.unsure {
+		// Heads may name any run of it by refs that could not be read.
+		row.Live = settled.NewLive(int(runs), func(int) bool { return true })
+	}
+	for i := range found {
+		if settled.Live(row.GetLive()).Has(uint32(i)) {
+			row.LiveBytes += found[i].Bytes()
+		}
+	}
+	// Its marker was armed when it became so, and markers are not restored.
+	if len(found) > 0 && catalog.MostlyDead(row) {
+		if err := r.due(ctx, idIn(key), &indexpb.Due{Queue: catalog.QueueCompact, Object: key}); err != nil {
+			return err
+		}
+	}
 	return r.rows.Put(ctx, row)
 }
+
+// idIn returns the id that a key ends with.
+func idIn(key string) string { return key[strings.LastIndexByte(key, '/')+1:] }
 
 // markUnneeded arms markers of objects that nothing names: they were made after the
 // export, by what is done again now, or before it by somebody who died.
@@ -79,7 +99,7 @@ func (r *restore) markUnneeded(ctx context.Context) error {
 			continue
 		}
 		r.report.Unneeded++
-		if err := r.due(ctx, key[strings.LastIndexByte(key, '/')+1:], &indexpb.Due{Queue: "settled", Object: key}); err != nil {
+		if err := r.due(ctx, idIn(key), &indexpb.Due{Queue: "settled", Object: key}); err != nil {
 			return err
 		}
 	}
