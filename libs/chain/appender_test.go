@@ -129,10 +129,28 @@ func TestSilentStoreEndsTheChainTruthfully(t *testing.T) {
 	})
 }
 
+// afterLaunch has the PUT of a slot wait until that of the next one is under way:
+// what becomes of it does not keep the next flight from being launched.
+func (w *world) afterLaunch(p *process, slot stream.Slot, do fault.Action) {
+	launched := make(chan struct{})
+	p.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Prefix: chain.SlotKey(w.chain, slot), Nth: 1, Do: do, Hook: func(ctx context.Context, _ fault.Op, _ string) error {
+		select {
+		case <-launched:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}})
+	p.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Prefix: chain.SlotKey(w.chain, slot+1), Nth: 1, Hook: func(context.Context, fault.Op, string) error {
+		close(launched)
+		return nil
+	}})
+}
+
 func TestPermanentRefusalEndsTheChain(t *testing.T) {
 	w := newWorld(t)
 	p := w.process()
-	p.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Prefix: chain.SlotKey(w.chain, 1), Nth: 1, Do: fault.Permanent})
+	w.afterLaunch(p, 1, fault.Permanent)
 	a := w.appender(p, chain.AppenderConfig{HedgeAfter: -1})
 	wantOutcomes(t, w.fly(a, 0, 3), nil, chain.ErrCut, chain.ErrCut)
 	if err := a.Lane(t.Context()); !errors.Is(err, chain.ErrStopped) {
@@ -146,7 +164,9 @@ func TestPermanentRefusalEndsTheChain(t *testing.T) {
 func TestForeignBytesStopTheWriter(t *testing.T) {
 	w := newWorld(t)
 	w.put(1, w.entry(1, 1, 0))
-	a := w.appender(w.process(), chain.AppenderConfig{})
+	p := w.process()
+	w.afterLaunch(p, 1, fault.Pass)
+	a := w.appender(p, chain.AppenderConfig{HedgeAfter: -1})
 	// Slot 2 may be in the chain, but nothing of it is acknowledged any more.
 	wantOutcomes(t, w.fly(a, 0, 3), nil, chain.ErrStopped, chain.ErrStopped)
 }
@@ -158,7 +178,7 @@ func TestFrozenWriterAcknowledgesNothing(t *testing.T) {
 	p, other := w.process(), w.process()
 	frozen := make(chan struct{})
 	p.objects.Script(fault.Rule{Op: fault.PutIfAbsent, Prefix: chain.SlotKey(w.chain, 0), Do: fault.Pass})
-	p.objects.Script(fault.Rule{Op: fault.Any, Prefix: "chain/", Hook: func(ctx context.Context, _ fault.Op, _ string) error {
+	others := p.objects.Script(fault.Rule{Op: fault.Any, Prefix: "chain/", Hook: func(ctx context.Context, _ fault.Op, _ string) error {
 		select {
 		case <-frozen:
 			return nil
@@ -173,7 +193,7 @@ func TestFrozenWriterAcknowledgesNothing(t *testing.T) {
 		defer close(done)
 		got = w.fly(a, 0, 3)
 	}()
-	eventually(t, "slot 0 lands", func() bool { return len(w.keys("chain/")) == 1 })
+	eventually(t, "slot 0 lands, and the others are under way", func() bool { return len(w.keys("chain/")) == 1 && others.Acted() >= 2 })
 	if cut, err := other.Seal(t.Context(), w.chain, stream.NewLifeID()); cut != 1 || err != nil {
 		t.Fatalf("cut %d, %v", cut, err)
 	}
