@@ -31,9 +31,12 @@ const (
 	jsonCost = 6
 )
 
-// page reads one page into room that is kept until it was taken.
+// page reads one page into room that is kept until it was taken. Reads that nobody
+// answers, as of a shard without a leader, do not keep room from others.
 func (s *Service) page(ctx context.Context, req *novapb.ReadRequest) (*novapb.ReadResponse, error) {
-	call, err := s.delivery.Open(ctx, 0, nil)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	call, err := s.delivery.Open(ctx, 0, cancel)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +54,11 @@ func (s *Service) page(ctx context.Context, req *novapb.ReadRequest) (*novapb.Re
 	if err != nil {
 		return nil, err
 	}
+	room.Fetching()
 	res, err := s.read.Read(ctx, req)
+	if err != nil && call.Ended() {
+		return nil, s.delivery.ErrSlow()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -4,11 +4,14 @@ import (
 	"context"
 	"log/slog"
 	"math"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
 
+	"github.com/nova-stream/nova/libs/reason"
 	"github.com/nova-stream/nova/libs/rpc/wire"
 	"github.com/nova-stream/nova/proto/gen/nova/reader/v1"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
@@ -79,4 +82,50 @@ func TestRoomForAPage(t *testing.T) {
 			t.Errorf("%d records: room for %d, want %d; %v", count, l.counted, want, err)
 		}
 	}
+}
+
+// ledSome answers at once, but not of a stream without a leader.
+type ledSome struct{ novapb.ReadServiceClient }
+
+func (ledSome) Read(ctx context.Context, r *novapb.ReadRequest, _ ...grpc.CallOption) (*novapb.ReadResponse, error) {
+	if r.GetStream() == "no leader" {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return &novapb.ReadResponse{}, nil
+}
+
+// Reads that nobody answers hold up others for a moment only, however many there
+// are, and no more of them are ended than are in the way.
+func TestReadsThatHangDoNotHoldUpOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const hang = MinDeliveryBytes / (2 * mostPage)
+		s := readingFrom(t, &lateReader{})
+		s.read = ledSome{}
+		var all sync.WaitGroup
+		errs := make([]error, hang)
+		for i := range errs {
+			all.Go(func() { _, errs[i] = s.Read(t.Context(), &novapb.ReadRequest{Stream: "no leader"}) })
+		}
+		synctest.Wait()
+		start := time.Now()
+		for range 100 {
+			if _, err := s.Read(t.Context(), &novapb.ReadRequest{Stream: "led"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(start); took > 6*time.Second {
+			t.Errorf("others waited %v", took)
+		}
+		all.Wait()
+		over := 0
+		for _, err := range errs {
+			if reason.Is(err, reason.OverBudget) {
+				over++
+			}
+		}
+		if over != 1 || s.delivery.Used() != 0 {
+			t.Errorf("%d of %d were ended, %d bytes are left: %v", over, hang, s.delivery.Used(), errs)
+		}
+	})
 }

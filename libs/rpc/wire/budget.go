@@ -16,8 +16,8 @@ import (
 type BudgetConfig struct {
 	// Bytes is the limit, default 256 MiB.
 	Bytes int64
-	// Stall is for how long a peer may take nothing of what was sent to it, while
-	// others want room, default 5 s.
+	// Stall is for how long a peer may take nothing of what was sent to it, and a
+	// fetch may take, while others want room, default 5 s.
 	Stall time.Duration
 	// Patience is how long room is waited for, default 10 s.
 	Patience time.Duration
@@ -53,7 +53,7 @@ type Budget struct {
 	floors  int64         // of open calls
 	freed   chan struct{} // closed when used falls, and then another one
 	waiting int           // who wait for room
-	sent    list.List     // *Room of messages that are with the transport, the oldest first
+	sent    list.List     // *Room of messages that are fetched, or with the transport, the oldest first
 	ending  int           // what was ended and has not given back its room
 	ended   time.Time     // when the last one was
 }
@@ -93,6 +93,11 @@ func (b *Budget) ErrStalled(next uint64, id string) error {
 	}
 	return reason.New(codes.ResourceExhausted, reason.OverBudget,
 		fmt.Sprintf("nothing was taken for %v while memory for messages is short; %s", b.cfg.Stall, how), meta...)
+}
+
+// ErrSlow is RESOURCE_EXHAUSTED of a read that was ended because it took too long.
+func (b *Budget) ErrSlow() error {
+	return reason.Over(b.cfg.Name, fmt.Sprintf("nothing came for %v while memory for messages is short", b.cfg.Stall), time.Second)
 }
 
 func (b *Budget) errShort() error {
@@ -179,7 +184,7 @@ type Room struct {
 	kill  func()        // ends what the message waits for
 	taken chan struct{} // closed when it holds nothing any more
 	over  bool
-	since time.Time     // when the transport got it
+	since time.Time     // when its fetch began, or the transport got it
 	sent  *list.Element // its place in Budget.sent
 	dying bool          // kill was called
 }
@@ -387,6 +392,10 @@ func (r *Room) free() {
 	r.call.hold(-r.size)
 }
 
+// Fetching says that from now on something has to come for the room. What takes too
+// long to come does not hold up what comes at once.
+func (r *Room) Fetching() { r.Sending(nil) }
+
 // Sending says that from now on the peer has to take the message. kill ends what
 // the message is stuck in, if it stays there when its call is over.
 func (r *Room) Sending(kill func()) {
@@ -398,11 +407,15 @@ func (r *Room) Sending(kill func()) {
 
 // sending is called with mu held.
 func (r *Room) sending(kill func()) {
-	if r.over || r.sent != nil {
+	if r.over {
 		return
 	}
+	if b := r.call.b; r.sent == nil {
+		r.sent = b.sent.PushBack(r)
+	} else {
+		b.sent.MoveToBack(r.sent)
+	}
 	r.kill, r.since = kill, time.Now()
-	r.sent = r.call.b.sent.PushBack(r)
 }
 
 // detach makes the room outlive its call, which has no floor.

@@ -16,7 +16,7 @@ var (
 // NewMeteredBudget is [NewBudget] with metrics, whose names begin with prefix.
 func NewMeteredBudget(cfg BudgetConfig, meter metric.Meter, prefix string) (*Budget, error) {
 	ended, err := meter.Int64Counter(prefix+".delivery.ended", metric.WithUnit("{peer}"),
-		metric.WithDescription("Calls and connections ended because their peer took nothing while room for messages was short."))
+		metric.WithDescription("Calls and connections ended because nothing of them was taken, or came, while room for messages was short."))
 	cfg.Stalled = func(v Victim) {
 		what := endedCall
 		if v == VictimConnection {
