@@ -20,7 +20,7 @@ func main() {
 		Flags: func(f *config.Flags) {
 			s.Flags(f, 7785, 7885)
 			objects.Flags(f)
-			f.MiB(&cfg.DeliveryBytes, "delivery-mib", 256, "MiB of records that are fetched for subscriptions, or sent and not taken yet; a subscription counts for at least 32 KiB")
+			f.MiB(&cfg.DeliveryBytes, "delivery-mib", 256, "MiB of records that are fetched for callers, or sent to them and not taken yet; a subscription counts for at least 32 KiB")
 		},
 		Check: func() error { return node.CheckAll(&s, &objects, &cfg) },
 		Run: func(ctx context.Context) error {
