@@ -57,8 +57,8 @@ func TestSurveyRepairs(t *testing.T) {
 			return d.GetStreamId() == stream.ID{}.String() && d.GetFrom() == 3 && d.GetNumber() == 5 && d.GetChainId() == e.sealed
 		}},
 		"a slot far behind a cut": {func(e *estate) { e.slots(e.sealed, 8, 9) }, "", "by hand", true, nil},
-		"a reclaimed directory's row": {func(e *estate) { e.directory(e.sealed, 0, 5) }, "reclaim", "leads to them", true, func(_ *estate, d *indexpb.Due) bool {
-			return d.GetFrom() == 0 && d.GetNumber() == 5
+		"a reclaimed directory's row": {func(e *estate) { e.directory(e.sealed, 2, 5) }, "reclaim", "leads to them", true, func(_ *estate, d *indexpb.Due) bool {
+			return d.GetFrom() == 2 && d.GetNumber() == 5
 		}},
 		"a directory's object without a row": {func(e *estate) { e.putObject("directory/"+e.open+"/0000000000000004-"+aged(), nil) }, "directory", "leads to it", false,
 			func(_ *estate, d *indexpb.Due) bool { return d.GetNumber() == 4 }},

@@ -117,6 +117,11 @@ func (v *survey) readChains(ctx context.Context) error {
 	return nil
 }
 
+// pinned is whether a damaged stream keeps a directory, and the slots below it.
+func pinned(r *indexpb.Chain, d *indexpb.Directory) bool {
+	return slices.ContainsFunc(r.GetPins(), func(p *indexpb.ChainPin) bool { return p.GetFrom() < d.GetTo() && p.GetTo() > d.GetFrom() })
+}
+
 // rows judges a chain's row and those of its directories.
 func (v *survey) rows(id string) suspect {
 	return func(ctx context.Context, m *markers) ([]*novapb.VerifyFinding, error) {
@@ -152,6 +157,7 @@ func (v *survey) rows(id string) suspect {
 		next := max(after.GetSettledTo(), r.GetSettledTo())
 		for _, d := range rows {
 			switch {
+			case d.GetTo() <= r.GetReclaimedTo() && pinned(r, d):
 			case d.GetTo() <= r.GetReclaimedTo():
 				found = append(found, v.with(finding("leak", "chain %s: the row of directory %d..%d is below %d, up to where it is reclaimed", id, d.GetFrom(), d.GetTo(), r.GetReclaimedTo()), v.reclaimedAgain(r, d.GetFrom(), d.GetTo()))...)
 			case d.GetTo() <= next || d.GetFrom() >= r.GetAbsorbedTo():
