@@ -141,13 +141,18 @@ func (o *Objects) Check() error {
 	return o.S3.Validate()
 }
 
-// name is the store as the flags name it.
-func (o *Objects) name() string {
+// Name is the store as the flags name it.
+func (o *Objects) Name() string {
 	switch {
-	case o.S3.Bucket != "" && o.S3.Endpoint != "":
-		return "the object store --s3-bucket " + o.S3.Bucket + " --s3-endpoint " + o.S3.Endpoint
 	case o.S3.Bucket != "":
-		return "the object store --s3-bucket " + o.S3.Bucket
+		name := "the object store --s3-bucket " + o.S3.Bucket
+		if o.S3.Endpoint != "" {
+			name += " --s3-endpoint " + o.S3.Endpoint
+		}
+		if o.S3.Prefix != "" {
+			name += " --s3-prefix " + o.S3.Prefix
+		}
+		return name
 	case o.Dir != "":
 		return "the object store in --dir " + o.Dir
 	}
@@ -177,7 +182,7 @@ func (p *Process) OpenObjects(ctx context.Context, o *Objects, wrap func(objects
 	}
 	p.OnClose(store.Close)
 	if err := probe.Run(ctx, store); err != nil {
-		return nil, fmt.Errorf("%s cannot be used: %w", o.name(), err)
+		return nil, fmt.Errorf("%s cannot be used: %w", o.Name(), err)
 	}
 	metered, err := meteredobjects.New(store, p.Telemetry.Tracer, p.Telemetry.Meter)
 	if err != nil {

@@ -106,7 +106,10 @@ func (n *Node) openStorage(ctx context.Context) (err error) {
 	if n.meta, err = n.process.OpenMetastore(&n.cfg.Metastore, n.cfg.WrapMetastore); err != nil {
 		return err
 	}
-	return index.CheckRestored(ctx, n.meta)
+	if err := index.CheckRestored(ctx, n.meta); err != nil {
+		return err
+	}
+	return index.CheckBucket(ctx, n.meta, n.objects, n.cfg.Objects.Name())
 }
 
 // add builds a service, opens its endpoint and starts both.

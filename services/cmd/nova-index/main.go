@@ -53,6 +53,9 @@ func main() {
 				if err != nil {
 					return nil, err
 				}
+				if err := index.CheckBucket(ctx, store, bucket, objects.Name()); err != nil {
+					return nil, err
+				}
 				return index.NewExporting(svc, export, bucket)
 			})
 		},
