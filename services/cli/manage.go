@@ -58,7 +58,7 @@ func (c *configFlags) declare(cmd *cobra.Command, before string, profile bool) {
 		f.StringVar(&c.profile, "profile", "", before+"standard or express; a stream's cannot be changed later")
 	}
 	f.StringVar(&c.age, "retention-age", "", before+"remove records older than this, for example 7d; 0 keeps them")
-	f.Uint64Var(&c.bytes, "retention-bytes", 0, before+"remove oldest records beyond this many bytes; 0 keeps them")
+	f.Uint64Var(&c.bytes, "retention-bytes", 0, before+"remove oldest records beyond this many bytes as stored, compressed; 0 keeps them")
 	f.StringVar(&c.timestamping, "timestamping", "", before+"client_prefer, client_require or arrival")
 	f.BoolVar(&c.uncapped, "uncapped-timestamps", false, before+"keep client timestamps that lie in the future")
 	f.StringVar(&c.empty, "delete-on-empty", "", before+"delete the stream once it was empty for this long; 0 never")
