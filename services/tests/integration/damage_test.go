@@ -139,9 +139,25 @@ func TestDamagedOnDisk(t *testing.T) {
 				write(d.do(whole))
 				live()
 			}
+			// On a busy machine the settler may meet the damage before the test is
+			// through: then the stream is quarantined, which is DATA_LOSS too.
+			quarantined := func(err error) bool { return d.records && reason.Is(err, reason.StreamQuarantine) }
+			found := func(when string) {
+				t.Helper()
+				if code, said := p.verify(t); code != 1 || !strings.Contains(said, bucket+"/hurt: ") {
+					t.Errorf("%s: verify ends with code %d and says %s", when, code, said)
+				}
+			}
 			hurt, well := uint64(3), uint64(1)
 			for _, when := range []string{"first", "after a restart"} {
+				c.append(t, well, "well", "w")
+				well++
+				c.expect(t, "well", 0, slices.Repeat([]string{"w"}, int(well))...)
 				res, err := c.reads.Read(within(t, 60*time.Second), &novapb.ReadRequest{Bucket: bucket, Stream: "hurt", Start: &novapb.ReadRequest_Seq{Seq: 1}, CountPresence: &novapb.ReadRequest_Count{Count: uint64(1)}})
+				if quarantined(err) {
+					found(when)
+					return
+				}
 				if d.records {
 					wantErr(t, err, codes.DataLoss, reason.ChecksumMismatch)
 					if said := err.Error(); strings.Contains(said, "chain") || strings.Contains(said, p.dir) || strings.Contains(said, filepath.Base(slot)) {
@@ -150,18 +166,31 @@ func TestDamagedOnDisk(t *testing.T) {
 				} else if err != nil || string(res.GetRecords()[0].GetBody()) != lost {
 					t.Errorf("%s: %v, %v", when, res, err)
 				}
-				c.append(t, hurt, "hurt", "more")
-				c.append(t, well, "well", "w")
+				if err := c.appendErr(t.Context(), request("hurt", "more")); quarantined(err) {
+					found(when)
+					return
+				} else if err != nil {
+					t.Fatal(err)
+				}
 				hurt++
-				well++
-				c.expect(t, "hurt", 2, append([]string{"after"}, slices.Repeat([]string{"more"}, int(hurt-3))...)...)
-				c.expect(t, "well", 0, slices.Repeat([]string{"w"}, int(well))...)
-				if code, said := p.verify(t); d.records && (code != 1 || !strings.Contains(said, bucket+"/hurt: ")) {
-					t.Errorf("%s: verify ends with code %d and says %s", when, code, said)
+				got, err := c.readAll(t.Context(), "hurt", 2)
+				if quarantined(err) {
+					found(when)
+					return
+				}
+				if want := append([]string{"after"}, slices.Repeat([]string{"more"}, int(hurt-3))...); err != nil || len(got) != len(want) {
+					t.Fatalf("%s: %d records behind the damage, want %q: %v", when, len(got), want, err)
+				}
+				if d.records {
+					found(when)
 				}
 				live()
 			}
 			write(whole)
+			if _, err := c.readAll(t.Context(), "hurt", 0); quarantined(err) {
+				found("mended")
+				return
+			}
 			c.expect(t, "hurt", 0, "before", lost, "after", "more", "more")
 			if code, said := p.verify(t); code != 0 {
 				t.Errorf("mended: verify ends with code %d and says %s", code, said)

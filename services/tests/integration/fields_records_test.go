@@ -67,6 +67,7 @@ func init() {
 			fields: fields(map[string]field{
 				"wait_ms":  {bad: []badValue{{what: "long", value: validate.MaxWaitMillis + 1, limit: "60000"}}, good: []any{validate.MaxWaitMillis}},
 				"stale_ok": anyBool,
+				"chunks":   anyBool,
 			}, byID, positions),
 		},
 		"ReadService/Subscribe": {
