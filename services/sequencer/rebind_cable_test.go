@@ -156,6 +156,7 @@ func (c cableConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method 
 	}
 	s := &cableStream{address: c.address}
 	c.cable.mu.Lock()
+	gone := c.cable.dead || c.cable.cut[c.address] // since it was asked
 	c.cable.open[s] = cancel
 	c.cable.mu.Unlock()
 	context.AfterFunc(ctx, func() {
@@ -163,6 +164,10 @@ func (c cableConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method 
 		defer c.cable.mu.Unlock()
 		delete(c.cable.open, s)
 	})
+	if gone {
+		cancel()
+		return nil, errCut
+	}
 	return str, nil
 }
 
