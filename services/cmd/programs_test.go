@@ -140,6 +140,14 @@ func TestCommonBehaviour(t *testing.T) {
 	if code, _, errs := run(t, filepath.Join(bin, "novad"), "restore", "--dev"); code != 1 || !strings.Contains(errs, "--dev keeps everything in memory") {
 		t.Errorf("novad restore: code %d, %q", code, errs)
 	}
+	// A mistyped directory is not marked: the next restore, or start, of it is as of a new one.
+	typo := filepath.Join(t.TempDir(), "typo")
+	if code, _, errs := run(t, filepath.Join(bin, "novad"), "restore", "--dir", typo); code != 1 || !strings.Contains(errs, "no complete export") {
+		t.Errorf("novad restore: code %d, %q", code, errs)
+	}
+	if _, err := os.Stat(filepath.Join(typo, "metadata")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it was marked: %v", err)
+	}
 	dir := t.TempDir()
 	file := filepath.Join(dir, "nova.yaml")
 	if err := os.WriteFile(file, fmt.Appendf(nil, "dir: %s\nlease-ttl: 1d\n", dir), 0o600); err != nil {

@@ -6,10 +6,13 @@ import (
 	"fmt"
 
 	"github.com/nova-stream/nova/libs/discovery/local"
+	"github.com/nova-stream/nova/libs/export"
 	"github.com/nova-stream/nova/libs/rpc"
 	"github.com/nova-stream/nova/services/node"
 	"github.com/nova-stream/nova/services/restore"
 )
+
+const noExport = "names, settings and what was settled are not known without one (is this the right bucket, prefix or directory?)"
 
 // Restore rebuilds a lost metastore from the bucket, while no program of the
 // constellation runs. Of a directory that is proven by its lock.
@@ -38,6 +41,12 @@ func Restore(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
+	// Before the metastore is marked: a mistyped directory or prefix stays unmarked.
+	if found, err := objects.List(ctx, export.Prefix, "", 1); err != nil {
+		return fmt.Errorf("look for exports in %s: %w", cfg.Objects.Name(), err)
+	} else if len(found) == 0 {
+		return fmt.Errorf("%w in %s: %s", restore.ErrNoExport, cfg.Objects.Name(), noExport)
+	}
 	meta, err := p.OpenMetastore(&cfg.Metastore, cfg.WrapMetastore)
 	if err != nil {
 		return err
@@ -47,7 +56,7 @@ func Restore(ctx context.Context, cfg Config) (err error) {
 	case errors.Is(err, restore.ErrInUse):
 		return fmt.Errorf("%w: a restore is for one that is lost; nothing was changed", err)
 	case errors.Is(err, restore.ErrNoExport):
-		return fmt.Errorf("%w: names, settings and what was settled are not known without one (is this the right bucket, and --s3-prefix?)", err)
+		return fmt.Errorf("%w: %s", err, noExport)
 	case err != nil:
 		return fmt.Errorf("%w; run it again: it goes on from any point", err)
 	}
