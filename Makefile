@@ -81,7 +81,7 @@ race: tools ## the tests, long ones shortened, under the race detector (needs gc
 .PHONY: mutants
 mutants: tools ## break each guarded rule and see its test fail
 	@if [ -d services/tests/mutants ]; then \
-		cd services && $(GO) test -tags mutants -count=1 $(TESTFLAGS) ./tests/mutants/...; \
+		cd services && $(GO) test -tags mutants -count=1 $(TESTFLAGS) -timeout 50m ./tests/mutants/...; \
 	else echo "mutants: none yet"; fi
 
 .PHONY: soak

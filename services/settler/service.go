@@ -141,10 +141,11 @@ const (
 func (s *Service) list(ctx context.Context) error {
 	l := &s.listing
 	nodes, err := s.registry.Nodes(ctx, discovery.Settler)
-	if err != nil {
-		s.log.WarnContext(ctx, "settlers cannot be listed; the last known count", "err", err)
-	} else {
+	switch {
+	case err == nil:
 		l.nodes = nodes
+	case ctx.Err() == nil:
+		s.log.WarnContext(ctx, "settlers cannot be listed; the last known count", "err", err)
 	}
 	now := s.now()
 	after, whole := l.from, l.whole.IsZero() || now.Sub(l.whole) >= wholeEvery

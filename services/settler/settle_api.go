@@ -140,7 +140,9 @@ func (s *Service) settledLocked(ctx context.Context, t *tracked, to stream.Slot,
 		t.blocked = why.why
 	case err != nil:
 		s.metrics.settleFailures.Add(ctx, 1)
-		s.log.WarnContext(ctx, "settle", "chain", t.name, "settled_to", uint64(t.settled), "again_in", pause.String(), "err", err)
+		if ctx.Err() == nil {
+			s.log.WarnContext(ctx, "settle", "chain", t.name, "settled_to", uint64(t.settled), "again_in", pause.String(), "err", err)
+		}
 		t.blocked = err.Error()
 	case to <= t.settled:
 		t.settleNext = now.Add(pause) // an old read

@@ -159,7 +159,9 @@ func (s *Service) failed(ctx context.Context, t *tracked, err error, pause time.
 		s.log.ErrorContext(ctx, "a chain is damaged and is not absorbed any further", "chain", t.name, "absorbed_to", uint64(t.from), "again_in", pause.String(), "err", err)
 		return
 	}
-	s.log.WarnContext(ctx, "absorb", "chain", t.name, "again_in", pause.String(), "err", err)
+	if ctx.Err() == nil {
+		s.log.WarnContext(ctx, "absorb", "chain", t.name, "again_in", pause.String(), "err", err)
+	}
 }
 
 // absorbed notes how far a chain is.
