@@ -13,10 +13,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/nova-stream/nova/libs/chunk"
+	"github.com/nova-stream/nova/libs/chunk/chunktest"
 	"github.com/nova-stream/nova/libs/client"
 	"github.com/nova-stream/nova/libs/client/clienttest"
-	"github.com/nova-stream/nova/libs/stream"
 	"github.com/nova-stream/nova/proto/gen/nova/v1"
 )
 
@@ -25,17 +24,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("rapid.checks", "20"); err != nil {
 		panic(err)
 	}
-	// What compresses is shared and made at its first use, which must not be in the
-	// bubble of one test.
-	b, _, err := chunk.Encode(nil, chunk.Input{StreamID: stream.NewID(), Batches: []chunk.InputBatch{
-		{Records: []stream.Record{{Body: make([]byte, 10_000)}}},
-	}})
-	if err == nil {
-		_, _, err = chunk.Decode(b)
-	}
-	if err != nil {
-		panic(err)
-	}
+	chunktest.Warm()
 	goleak.VerifyTestMain(m)
 }
 

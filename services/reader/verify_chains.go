@@ -62,7 +62,7 @@ func mayBe(r *indexpb.Chain, slot uint64) bool {
 		// Behind the cut what a late PUT left is deleted when the chain is retired.
 		return !sealed || r.GetLanes() == 0 || slot <= r.GetCut()+uint64(r.GetLanes())
 	}
-	return slices.ContainsFunc(r.GetPins(), func(p *indexpb.ChainPin) bool { return slot >= p.GetFrom() && slot < p.GetTo() })
+	return catalog.Pinned(r.GetPins(), slot, slot+1)
 }
 
 // meets notes that a slot is there. It is called in their order.
@@ -117,11 +117,6 @@ func (v *survey) readChains(ctx context.Context) error {
 	return nil
 }
 
-// pinned is whether a damaged stream keeps a directory, and the slots below it.
-func pinned(r *indexpb.Chain, d *indexpb.Directory) bool {
-	return slices.ContainsFunc(r.GetPins(), func(p *indexpb.ChainPin) bool { return p.GetFrom() < d.GetTo() && p.GetTo() > d.GetFrom() })
-}
-
 // rows judges a chain's row and those of its directories.
 func (v *survey) rows(id string) suspect {
 	return func(ctx context.Context, m *markers) ([]*novapb.VerifyFinding, error) {
@@ -157,7 +152,7 @@ func (v *survey) rows(id string) suspect {
 		next := max(after.GetSettledTo(), r.GetSettledTo())
 		for _, d := range rows {
 			switch {
-			case d.GetTo() <= r.GetReclaimedTo() && pinned(r, d):
+			case d.GetTo() <= r.GetReclaimedTo() && catalog.Pinned(r.GetPins(), d.GetFrom(), d.GetTo()):
 			case d.GetTo() <= r.GetReclaimedTo():
 				found = append(found, v.with(finding("leak", "chain %s: the row of directory %d..%d is below %d, up to where it is reclaimed", id, d.GetFrom(), d.GetTo(), r.GetReclaimedTo()), v.reclaimedAgain(r, d.GetFrom(), d.GetTo()))...)
 			case d.GetTo() <= next || d.GetFrom() >= r.GetAbsorbedTo():

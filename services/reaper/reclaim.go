@@ -108,9 +108,7 @@ func pinnedSlots(r *indexpb.Chain, below uint64) (n uint64) {
 // reclaimPart deletes slots [from, to) but for what pins keep, and the directories
 // that begin there or reach in.
 func (s *Service) reclaimPart(ctx context.Context, queue string, id stream.ChainID, pins []*indexpb.ChainPin, from, to uint64) error {
-	pinned := func(from, to uint64) bool {
-		return slices.ContainsFunc(pins, func(p *indexpb.ChainPin) bool { return p.GetFrom() < to && p.GetTo() > from })
-	}
+	pinned := func(from, to uint64) bool { return catalog.Pinned(pins, from, to) }
 	var dead []object
 	for slot := from; slot < to; slot++ {
 		if !pinned(slot, slot+1) {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nova-stream/nova/libs/bundle"
+	"github.com/nova-stream/nova/libs/catalog"
 	"github.com/nova-stream/nova/libs/chain"
 	"github.com/nova-stream/nova/libs/objectstore"
 	"github.com/nova-stream/nova/libs/stream"
@@ -240,8 +241,7 @@ func (r *restore) present(id string, record *indexpb.Chain) []*indexpb.Directory
 // needs: those of pinned slots.
 func (r *restore) pinned(id string, record *indexpb.Chain, below uint64) []*indexpb.Directory {
 	return slices.DeleteFunc(r.sorted(id), func(d *indexpb.Directory) bool {
-		pins := func(p *indexpb.ChainPin) bool { return p.GetFrom() < d.GetTo() && p.GetTo() > d.GetFrom() }
-		return d.GetTo() > below || !r.bucket.directories[id][d.GetObject()] || !slices.ContainsFunc(record.GetPins(), pins)
+		return d.GetTo() > below || !r.bucket.directories[id][d.GetObject()] || !catalog.Pinned(record.GetPins(), d.GetFrom(), d.GetTo())
 	})
 }
 

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/nova-stream/nova/libs/catalog"
-	"github.com/nova-stream/nova/libs/chunk"
+	"github.com/nova-stream/nova/libs/chunk/chunktest"
 	"github.com/nova-stream/nova/libs/discovery"
 	"github.com/nova-stream/nova/libs/discovery/local"
 	"github.com/nova-stream/nova/libs/metastore/fault"
@@ -28,17 +28,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// What compresses is shared and made at its first use, which must not be in the
-	// bubble of one test.
-	b, _, err := chunk.Encode(nil, chunk.Input{StreamID: stream.NewID(), Batches: []chunk.InputBatch{
-		{Records: []stream.Record{{Body: make([]byte, 10_000)}}},
-	}})
-	if err == nil {
-		_, _, err = chunk.Decode(b)
-	}
-	if err != nil {
-		panic(err)
-	}
+	chunktest.Warm()
 	goleak.VerifyTestMain(m)
 }
 
